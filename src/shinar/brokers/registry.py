@@ -1,0 +1,119 @@
+"""URL scheme -> broker module, imported on use. A new broker is one module and one row here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import Final
+
+from shinar.brokers.contract import Broker
+from shinar.brokers.url import BrokerUrl, PathRule
+from shinar.brokers.url import parse as parse_url
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import ConfigError, MissingExtra, UnknownScheme
+from shinar.settlement.traits import Traits
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    #: Module under shinar.brokers with TRAITS, OPTIONS and connect(url, clock).
+    module: str
+    #: Extra that installs the client; "" for what the core brings.
+    extra: str
+    #: Package whose absence the extra mends.
+    package: str
+    path: PathRule
+
+
+ROWS: Final[dict[str, Row]] = {
+    "memory": Row("memory", "", "", "queue"),
+    "phpmq": Row("phpmq", "", "", "queue"),
+    "phpmqs": Row("phpmq", "", "", "queue"),
+    "phpmq+unix": Row("phpmq", "", "", "file"),
+    "sqlite": Row("sql", "", "", "file"),
+    "postgresql": Row("sql", "postgresql", "psycopg", "first"),
+    "mysql": Row("sql", "mysql", "pymysql", "first"),
+    "redis": Row("redis", "redis", "redis", "number"),
+    "rediss": Row("redis", "redis", "redis", "number"),
+    "amqp": Row("rabbitmq", "rabbitmq", "pika", "optional"),
+    "amqps": Row("rabbitmq", "rabbitmq", "pika", "optional"),
+    "sqs": Row("sqs", "sqs", "boto3", "queue"),
+    "servicebus": Row("servicebus", "servicebus", "azure.servicebus", "queue"),
+    "pulsar": Row("pulsar", "pulsar", "pulsar", "optional"),
+    "pulsar+ssl": Row("pulsar", "pulsar", "pulsar", "optional"),
+    "kafka": Row("kafka", "kafka", "confluent_kafka", "queue"),
+    "artemis": Row("artemis", "artemis", "proton", "queue"),
+    "artemiss": Row("artemis", "artemis", "proton", "queue"),
+}
+
+#: What people type first; each is an exact synonym.
+SYNONYMS: Final[dict[str, str]] = {
+    "rabbitmq": "amqp",
+    "postgres": "postgresql",
+    "mariadb": "mysql",
+    "asb": "servicebus",
+    "sb": "servicebus",
+}
+
+
+def parse(text: str) -> BrokerUrl:
+    """A URL as a value; refuses an unknown scheme, but imports no broker."""
+    scheme, colon, rest = text.partition("://")
+    if not colon:
+        raise ConfigError(
+            f"{text.partition('?')[0]!r} is not a URL; write scheme://host:port/queue", setting="url"
+        )
+    scheme = SYNONYMS.get(scheme.lower(), scheme.lower())
+    return parse_url(f"{scheme}://{rest}", _row(scheme).path)
+
+
+def traits(url: str | BrokerUrl) -> Traits:
+    """What the broker of this URL can do, without connecting to it."""
+    parsed = parse(url) if isinstance(url, str) else url
+    found = _load(_row(parsed.scheme)).traits(parsed)
+    assert isinstance(found, Traits)
+    return found
+
+
+def connect(url: str | BrokerUrl, clock: Clock = SYSTEM) -> Broker:
+    """Open the broker of this URL. The only way in: nothing else names a broker module."""
+    parsed = parse(url) if isinstance(url, str) else url
+    module = _load(_row(parsed.scheme))
+    known: frozenset[str] = module.OPTIONS
+    for name in parsed.options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"{parsed.scheme}:// has no such option; {hint}", setting=f"?{name}=")
+    opened: Broker = module.connect(parsed, clock)
+    return opened
+
+
+def _row(scheme: str) -> Row:
+    try:
+        return ROWS[scheme]
+    except KeyError:
+        near = difflib.get_close_matches(scheme, [*ROWS, *SYNONYMS], 1)
+        raise UnknownScheme(scheme, tuple(ROWS), near[0] if near else None) from None
+
+
+def _load(row: Row) -> _Module:
+    try:
+        return importlib.import_module(f"shinar.brokers.{row.module}")  # type: ignore[return-value]  # a module
+    except ModuleNotFoundError as exc:
+        if row.package and (exc.name or "").split(".")[0] == row.package.split(".")[0]:
+            raise MissingExtra(f"{row.module}://", row.package, row.extra) from None
+        raise
+
+
+class _Module:
+    """Shape of a broker module, for the type checker."""
+
+    OPTIONS: frozenset[str]
+
+    @staticmethod
+    def traits(url: BrokerUrl) -> Traits: ...  # type: ignore[empty-body]  # shape only
+
+    @staticmethod
+    def connect(url: BrokerUrl, clock: Clock) -> Broker: ...  # type: ignore[empty-body]  # shape only

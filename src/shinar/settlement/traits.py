@@ -1,0 +1,75 @@
+"""What a broker does natively, as data. Decisions read these fields; no code asks a broker's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: Where the number of earlier deliveries comes from (RULES: attempts reconciliation).
+#: body            the envelope's own count; the broker keeps none, or mirrors it only
+#: max             the larger of the body and the broker's count
+#: property        `bq-attempts` beside the body, if it is valid, else the body
+#: property_max    `bq-attempts` replaces the body's count, then the larger of it and the broker's
+AttemptsRule = Literal["body", "max", "property", "property_max"]
+
+#: What happens to a body nobody may handle when the user switched dead letters off.
+#: retry           hand it back, counted, until max_attempts; then drop
+#: drop            acknowledge and log
+#: native          leave it to the broker's own dead-letter mechanism
+#: dead_letter     write the record anyway
+WithoutDeadLetters = Literal["retry", "drop", "native", "dead_letter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    name: str
+    #: Row of the projection table; "" when the envelope travels alone.
+    binding: str = ""
+
+    # -- what survives and who sees it
+    durable: bool = True
+    #: False: only this process sees the queue (memory).
+    shared: bool = True
+    #: Real offsets: the same rows can be read again (Kafka, an archive).
+    replayable: bool = False
+
+    # -- publishing
+    headers: bool = True
+    key: bool = False
+    delay: bool = True
+    #: Longest native delay; None when there is no limit.
+    max_delay_s: float | None = None
+    max_body_bytes: int | None = None
+    #: Seconds within which the broker swallows a second message with the same id; None when it never does.
+    dedup_window_s: float | None = None
+    #: Order is kept per queue for messages nobody handed back.
+    ordered: bool = True
+
+    # -- consuming
+    attempts: AttemptsRule = "body"
+    #: What the broker's own count says on the first delivery; None when it has no count.
+    count_base: int | None = None
+    #: Name of the property that carries the schema version; None where there is no gate.
+    gate_property: str | None = None
+    #: Name of the property that carries the attempts; only read under a `property` rule.
+    attempts_property: str = "bq-attempts"
+    #: Seconds a reservation lasts unless extended; None when it ends with the connection only.
+    lease_s: float | None = None
+    #: ack, release and extend work from another process that holds the pickled receipt.
+    portable_receipts: bool = False
+    #: `move` publishes the copy and settles the original in one atomic step.
+    atomic_move: bool = False
+    #: `release` keeps the broker's own count, so a retry needs no rewritten copy.
+    release_counts: bool = False
+    #: `release` can hold the message back for a while natively.
+    release_delay: bool = True
+
+    # -- looking
+    browse: bool = True
+    depth: bool = True
+
+    # -- settling what nobody may handle
+    poison_without_dlq: WithoutDeadLetters = "retry"
+    gated_without_dlq: WithoutDeadLetters = "drop"
+    #: Text between a queue's name and its dead-letter queue's; SQS forbids dots.
+    dlq_suffix: str = ".dlq"
