@@ -1,0 +1,143 @@
+"""The native properties that travel beside a body, as one table per broker (RULES chapter 11).
+
+The body is always the envelope unchanged; this is a redundant view of it for tools that read
+properties. Absent, empty or oddly typed values are left out, so that a poison record can always
+be written. User headers ride along; a contract name wins a collision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from shinar.brokers.contract import Facts, Outgoing
+
+APP_ID: Final = "babelqueue"
+CONTENT_TYPE: Final = "application/json"
+
+Slot = Literal["property", "annotation", "header"]
+#: native name -> (where it goes, which fact, how it is written there)
+Table = Mapping[str, tuple[Slot, str, Callable[[Any], Any]]]
+
+_SIX: Final[Table] = {
+    "bq-job": ("header", "urn", str),
+    "bq-trace-id": ("header", "trace_id", str),
+    "bq-message-id": ("header", "id", str),
+    "bq-schema-version": ("header", "schema_version", str),
+    "bq-source-lang": ("header", "lang", str),
+}
+
+TABLES: Final[dict[str, Table]] = {
+    "rabbitmq": {
+        "type": ("property", "urn", str),
+        "correlation_id": ("property", "trace_id", str),
+        "message_id": ("property", "id", str),
+        "app_id": ("property", "app_id", str),
+        "content_type": ("property", "content_type", str),
+        "x-schema-version": ("header", "schema_version", int),
+        "x-source-lang": ("header", "lang", str),
+        "x-attempts": ("header", "attempts", int),
+    },
+    "sqs": {**_SIX, "bq-created-at": ("header", "created_at", str)},
+    "asb": {
+        "subject": ("property", "urn", str),
+        "correlation_id": ("property", "trace_id", str),
+        "message_id": ("property", "id", str),
+        "content_type": ("property", "content_type", str),
+        "bq-schema-version": ("header", "schema_version", int),
+        "bq-source-lang": ("header", "lang", str),
+        "bq-created-at": ("header", "created_at", int),
+    },
+    "pulsar": {**_SIX, "bq-attempts": ("header", "attempts", str)},
+    "kafka": {**_SIX, "bq-attempts": ("header", "attempts", str)},
+    "artemis": {
+        "x-opt-jms-type": ("annotation", "urn", str),
+        "correlation_id": ("property", "trace_id", str),
+        "creation_time": ("property", "created_at", int),
+        "bq_schema_version": ("header", "schema_version", str),
+        "bq_source_lang": ("header", "lang", str),
+        "bq_attempts": ("header", "attempts", str),
+        "bq_app_id": ("header", "app_id", str),
+    },
+}
+
+#: Names a user header may not take: the contract's, on every broker.
+RESERVED: Final = frozenset(
+    name for table in TABLES.values() for name, (slot, _, _) in table.items() if slot == "header"
+)
+
+_CONSTANTS: Final = {"app_id": APP_ID, "content_type": CONTENT_TYPE}
+_INT64: Final = range(-(2**63), 2**63)
+
+
+class Projection(msgspec.Struct, frozen=True):
+    #: The broker's own message properties (AMQP basic properties, Service Bus system properties).
+    properties: Mapping[str, Any]
+    annotations: Mapping[str, Any]
+    #: Contract headers first, then the user's.
+    headers: Mapping[str, Any]
+
+
+def project(binding: str, message: Outgoing) -> Projection:
+    facts = message.facts or facts_of(message.body)
+    slots: dict[Slot, dict[str, Any]] = {"property": {}, "annotation": {}, "header": {}}
+    for name, (slot, fact, write) in TABLES[binding].items():
+        value = _CONSTANTS[fact] if fact in _CONSTANTS else getattr(facts, fact)
+        if value is not None and value != "":
+            slots[slot][name] = write(value)
+    headers = slots["header"]
+    for name, text in message.headers.items():
+        if name and text and name not in RESERVED:
+            headers[name] = text
+    return Projection(slots["property"], slots["annotation"], headers)
+
+
+def user_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """The out-of-band part of what a broker delivered: everything but the contract's own names."""
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        if name in RESERVED or value is None:
+            continue
+        found[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return found
+
+
+def contract_properties(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The other part: the contract's own names, in their native types (bytes become text)."""
+    return {
+        name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        for name, value in headers.items()
+        if name in RESERVED
+    }
+
+
+def facts_of(body: bytes) -> Facts:
+    """Read what a projection needs out of any bytes. Never raises: what is odd is left out."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Facts()
+    if not isinstance(document, dict):
+        return Facts()
+    meta = document.get("meta")
+    meta = meta if isinstance(meta, dict) else {}
+    job = _text(document.get("job"))
+    return Facts(
+        urn=job if job is not None and job.strip(" \t\n\v\f\r") else _text(document.get("urn")),
+        trace_id=_text(document.get("trace_id")),
+        id=_text(meta.get("id")),
+        lang=_text(meta.get("lang")),
+        schema_version=_int64(meta.get("schema_version")),
+        created_at=_int64(meta.get("created_at")),
+        attempts=_int64(document.get("attempts")),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _int64(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value in _INT64 else None
