@@ -49,7 +49,10 @@ class BrokerUrl:
         joint = "&" if "?" in path else "?"
         return f"{self.scheme}://{auth}{self.netloc}{path}{joint + query if query else ''}"
 
-    __str__ = __repr__ = masked.fget  # type: ignore[assignment]  # a URL is never shown unmasked
+    def __repr__(self) -> str:
+        return self.masked
+
+    __str__ = __repr__
 
     def option(self, name: str, default: str = "") -> str:
         return self.options.get(name, default)
@@ -112,6 +115,7 @@ def _split_path(path: str, rule: PathRule) -> tuple[str, str]:
     segments = [segment for segment in path.split("/") if segment]
     if not segments:
         return "", ""
+    head: list[str]
     match rule:
         case "queue":
             head, tail = [], segments
