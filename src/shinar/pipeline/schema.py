@@ -70,15 +70,17 @@ FROM_DELIVERY: Final = (
     Column("body", "bytes", "the raw bytes, byte for byte"),
 )
 
-_ORDER: Final = (
-    "urn trace_id id queue lang created_at attempts data headers broker position received_at body "
-    "verdict reason pointer warnings properties key native_count "
-    "dl_reason dl_error dl_exception dl_failed_at dl_original_queue dl_attempts dl_lang"
-).split()
 _BY_NAME: Final = {column.name: column for column in (*FROM_BODY, *FROM_DELIVERY)}
 
-COLUMNS: Final = tuple(_BY_NAME[name] for name in _ORDER)
-NAMES: Final = tuple(_ORDER)
+# fmt: off
+NAMES: Final = (
+    "urn", "trace_id", "id", "queue", "lang", "created_at", "attempts", "data", "headers",
+    "broker", "position", "received_at", "body", "verdict", "reason", "pointer", "warnings",
+    "properties", "key", "native_count",
+    "dl_reason", "dl_error", "dl_exception", "dl_failed_at", "dl_original_queue", "dl_attempts", "dl_lang",
+)
+# fmt: on
+COLUMNS: Final = tuple(_BY_NAME[name] for name in NAMES)
 
 #: The verdicts a row can carry, in the order the judge tests for them.
 VERDICTS: Final = ("accepted", "unsupported_version", "no_identity", "poison")
