@@ -1,0 +1,295 @@
+"""`judge`: the only place that says what a body is. Pure, never raises, bounded in depth.
+
+Two paths, one answer. The fast one decodes a canonical envelope with one typed msgspec call. It
+refuses everything unusual (unknown members, nulls, odd types, lone surrogates), and whatever it
+refuses goes down the exact path, which follows the contract's chapters 2 and 5 step by step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from shinar.envelope.model import (
+    FORBIDDEN_META,
+    INT64_MAX,
+    INT64_MIN,
+    MAX_DEPTH,
+    SCHEMA_VERSION,
+    DeadLetter,
+    Kind,
+    Message,
+    Meta,
+    Reason,
+    Verdict,
+    Warning,
+    blank,
+    valid_identity,
+)
+
+#: A double holds no integer of this many digits.
+_HUGE_DIGITS: Final = 309
+#: Nothing shorter can hold such a number next to the members a canonical envelope must have.
+_HUGE_BODY: Final = _HUGE_DIGITS + 100
+_HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
+_DIGIT: Final = re.compile(rb"[0-9]")
+_BRACKET_OR_STRING: Final = re.compile(rb'[\[{]|[\]}]|"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
+_REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_canonical: Final = msgspec.json.Decoder(Message).decode
+
+
+def judge(body: bytes) -> Verdict:
+    try:
+        message = _canonical(body)
+    except _REFUSALS:
+        return _examine(body)
+    meta = message.meta
+    if (
+        meta.schema_version != SCHEMA_VERSION
+        or message.extra is not None
+        or meta.extra is not None
+        or blank(message.urn)
+        or blank(message.trace_id)
+        or (len(body) > _HUGE_BODY and _has_huge_number(body))
+    ):
+        return _examine(body)
+    return Verdict(Kind.ACCEPTED, body, message)
+
+
+def classify(body: bytes) -> Literal["ok", "no_identity", "poison"]:
+    """The three-way answer of the contract's chapter 5; a version we do not speak is still `ok`."""
+    kind = judge(body).kind
+    if kind is Kind.POISON:
+        return "poison"
+    return "no_identity" if kind is Kind.NO_IDENTITY else "ok"
+
+
+def parse_strict(body: bytes) -> Any:
+    """One strict JSON value, or a Fault. Numbers that no double holds are a Fault too."""
+    if not _shallow(body):
+        return Fault(Reason.TOO_DEEP)
+    try:
+        # msgspec is stricter than the contract on lone surrogates only; it does not bound integers.
+        if not (len(body) > _HUGE_DIGITS and _has_huge_number(body)):
+            return msgspec.json.decode(body)
+    except _REFUSALS:
+        pass
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        return Fault(Reason.INVALID_UTF8)
+    return _parse_text(text)
+
+
+class Fault(NamedTuple):
+    reason: Reason
+    pointer: str = ""
+
+
+def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[Warning]]:
+    """`job`, else `urn` (RULES 2.3, 2.4): the identity verbatim, and what to warn about."""
+    job, urn = document.get("job"), document.get("urn")
+    if valid_identity(job):
+        dropped = [Warning("/urn", "is dropped: job already names the message")] if "urn" in document else []
+        return job, dropped
+    warnings = []
+    if "job" in document and not isinstance(job, str):
+        warnings.append(Warning("/job", "is not a string and is ignored"))
+    return (urn if valid_identity(urn) else None), warnings
+
+
+def forbidden_in(document: Mapping[str, Any]) -> list[Warning]:
+    found = [Warning("/timestamp", "is forbidden and dropped")] if "timestamp" in document else []
+    meta = document.get("meta")
+    if isinstance(meta, dict):
+        found += [
+            Warning(f"/meta/{name}", "is forbidden and dropped")
+            for name in sorted(FORBIDDEN_META & meta.keys())
+        ]
+    return found
+
+
+def _examine(body: bytes) -> Verdict:
+    document = parse_strict(body)
+    if isinstance(document, Fault):
+        return Verdict(Kind.POISON, body, None, document.reason, document.pointer)
+    if document is None:
+        return Verdict(Kind.NO_IDENTITY, body, None, Reason.NO_IDENTITY)
+    if not isinstance(document, dict):
+        return Verdict(Kind.POISON, body, None, Reason.NOT_AN_OBJECT)
+    fault = _type_fault(document)
+    if fault is not None:
+        return Verdict(Kind.POISON, body, None, Reason.WRONG_TYPE, fault)
+    identity, warnings = fold_identity(document)
+    found = tuple(warnings + forbidden_in(document))
+    if identity is None:
+        return Verdict(Kind.NO_IDENTITY, body, None, Reason.NO_IDENTITY, "/job", found)
+    message = _message(identity, document)
+    version = (document.get("meta") or {}).get("schema_version")
+    if version is not None and version != SCHEMA_VERSION:
+        pointer = "/meta/schema_version"
+        return Verdict(Kind.UNSUPPORTED_VERSION, body, message, Reason.UNSUPPORTED_VERSION, pointer, found)
+    missing = _first_missing(document)
+    reason = Reason.NONE if missing is None else Reason.INCOMPLETE
+    return Verdict(Kind.ACCEPTED, body, message, reason, missing or "", found)
+
+
+#: Where the known members are and what they may be, besides null (RULES chapter 5, step 4).
+_MEMBER_TYPES: Final = (
+    # block, string members, int64 members
+    ("", ("trace_id",), ("attempts",)),
+    ("/meta", ("id", "queue", "lang"), ("schema_version", "created_at")),
+    ("/dead_letter", ("reason", "error", "exception", "original_queue", "lang"), ("failed_at", "attempts")),
+)
+
+
+def _type_fault(document: dict[str, Any]) -> str | None:
+    """Pointer of the first known member of a wrong type; null is always fine."""
+    for name in ("data", "meta", "dead_letter"):
+        if not isinstance(document.get(name), dict | None):
+            return f"/{name}"
+    for block, strings, integers in _MEMBER_TYPES:
+        inner = document if not block else document.get(block[1:]) or {}
+        for name in strings:
+            if not isinstance(inner.get(name), str | None):
+                return f"{block}/{name}"
+        for name in integers:
+            if not _int64_or_null(inner.get(name)):
+                return f"{block}/{name}"
+    return None
+
+
+def _int64_or_null(value: object) -> bool:
+    return value is None or (type(value) is int and INT64_MIN <= value <= INT64_MAX)
+
+
+def _first_missing(document: dict[str, Any]) -> str | None:
+    """Pointer of the first member the strict consumer gate misses (RULES 2.7)."""
+    if not valid_identity(document.get("trace_id")):
+        return "/trace_id"
+    if document.get("data") is None:
+        return "/data"
+    if (document.get("meta") or {}).get("schema_version") is None:
+        return "/meta/schema_version"
+    if document.get("attempts") is None:
+        return "/attempts"
+    return None
+
+
+def _message(identity: str, document: dict[str, Any]) -> Message:
+    meta = document.get("meta") or {}
+    block = document.get("dead_letter")
+    unknown = {
+        k: v
+        for k, v in document.items()
+        if k not in ("job", "urn", "trace_id", "data", "meta", "attempts", "dead_letter", "timestamp")
+    }
+    unknown_meta = {
+        k: v for k, v in meta.items() if k not in Meta.__struct_fields__ and k not in FORBIDDEN_META
+    }
+    if "extra" in meta:  # a vendor may use the name our field has
+        unknown_meta["extra"] = meta["extra"]
+    return Message(
+        urn=identity,
+        trace_id=document.get("trace_id") or "",
+        data=document.get("data") or {},
+        meta=Meta(
+            id=meta.get("id") or "",
+            queue=meta.get("queue") or "",
+            lang=meta.get("lang") or "",
+            schema_version=meta.get("schema_version") or 0,
+            created_at=meta.get("created_at") or 0,
+            extra=unknown_meta or None,
+        ),
+        attempts=document.get("attempts") or 0,
+        dead_letter=None
+        if block is None
+        else DeadLetter(**{k: block.get(k) for k in DeadLetter.__struct_fields__}),
+        extra=unknown or None,
+    )
+
+
+def _shallow(body: bytes) -> bool:
+    """Is no value nested deeper than MAX_DEPTH? Counts brackets first, scans only if it must."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return True
+    depth = 0
+    for token in _BRACKET_OR_STRING.finditer(body):
+        first = body[token.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                return False
+        elif first in b"]}":
+            depth -= 1
+    return True
+
+
+def _has_huge_number(body: bytes) -> bool:
+    # A run of 309 digits covers one of every 309 bytes, so most bodies are cleared by a short slice.
+    probe = body[_HUGE_DIGITS - 1 :: _HUGE_DIGITS]
+    return _DIGIT.search(probe) is not None and _HUGE_NUMBER.search(body) is not None
+
+
+class _OutOfRange(ValueError):
+    pass
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise _OutOfRange
+    return value
+
+
+def _integer(literal: str) -> int:
+    if len(literal) >= _HUGE_DIGITS:
+        _finite(literal)  # before int(), whose cost is quadratic
+    return int(literal)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+_python_decoder: Final = json.JSONDecoder(
+    parse_float=_finite, parse_int=_integer, parse_constant=_refuse_constant
+)
+
+
+def _parse_text(text: str) -> Any:
+    try:
+        return _python_decoder.decode(text)
+    except _OutOfRange:
+        return Fault(Reason.NUMBER_OUT_OF_RANGE)
+    except ValueError:
+        return Fault(Reason.INVALID_JSON)
+    except RecursionError:
+        return _parse_on_fresh_stack(text)
+
+
+def _parse_on_fresh_stack(text: str) -> Any:
+    # The body is at most MAX_DEPTH deep, so it was the caller's own stack that ran out.
+    result: list[Any] = [Fault(Reason.TOO_DEEP)]
+
+    def parse() -> None:
+        try:
+            result[0] = _python_decoder.decode(text)
+        except _OutOfRange:
+            result[0] = Fault(Reason.NUMBER_OUT_OF_RANGE)
+        except ValueError:
+            result[0] = Fault(Reason.INVALID_JSON)
+        except RecursionError:
+            pass
+
+    thread = threading.Thread(target=parse)
+    thread.start()
+    thread.join()
+    return result[0]
