@@ -72,3 +72,42 @@ def test_rabbitmq_by_tls(server):
     parameters.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=server.tls.ca), "127.0.0.1")
     with pika.BlockingConnection(parameters) as link:
         assert link.channel().is_open
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+def test_postgresql(live_server, name, by_tls):
+    import psycopg
+
+    server = live_server("postgresql", tls=by_tls)
+    options = f"?sslmode=verify-full&sslrootcert={server.tls.ca}" if by_tls else ""
+    with psycopg.connect(server.url + options) as link:
+        assert link.execute("SHOW fsync").fetchone() == ("on",)
+        assert link.pgconn.ssl_in_use == by_tls
+        link.execute(f"CREATE TABLE {name} (n int)")
+        link.execute(f"INSERT INTO {name} VALUES (1)")
+    for _ in restarts(server):
+        with psycopg.connect(server.url + options) as link:
+            assert link.execute(f"SELECT n FROM {name}").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+def test_mariadb(live_server, name, by_tls):
+    import pymysql
+
+    server = live_server("mariadb", tls=by_tls)
+    options = {"user": "shinar", "password": "secret", "database": "shinar", "autocommit": True}
+    if by_tls:
+        options |= {"ssl_ca": str(server.tls.ca), "ssl_verify_cert": True, "ssl_verify_identity": True}
+
+    def query(sql: str):
+        with pymysql.connect(host="127.0.0.1", port=server.port, **options) as link, link.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall()
+
+    cipher = query("SHOW STATUS LIKE 'Ssl_cipher'")[0][1]
+    assert bool(cipher) == by_tls
+    assert server.version in query("SELECT version()")[0][0]
+    query(f"CREATE TABLE {name} (n int)")
+    query(f"INSERT INTO {name} VALUES (1)")
+    for _ in restarts(server):
+        assert query(f"SELECT n FROM {name}") == ((1,),)
