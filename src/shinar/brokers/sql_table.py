@@ -1,0 +1,131 @@
+"""The queue's table: its columns, its statements in each dialect, and how a message becomes a row.
+
+Runs on any cursor, the broker's own or one of the caller's transaction. Holds no connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from shinar.brokers.contract import Outgoing
+from shinar.brokers.sql_dialects import Dialect, table_name
+from shinar.errors import UsageError
+
+DEFAULT_PREFIX: Final = "shinar_"
+#: Longest queue name, in bytes: what the narrowest of the three databases indexes.
+MAX_QUEUE_BYTES: Final = 255
+
+
+def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
+    """The statements that create the queue's table, for those who let nobody else do it."""
+    table = table_name(prefix, "messages")
+    index = table.rpartition(".")[2] + "_due"
+    columns = (
+        "id {serial}, queue {name} NOT NULL, available_at {bigint} NOT NULL, token {bigint}, "
+        "deliveries {bigint} NOT NULL, created_at {bigint} NOT NULL, headers {text}, "
+        "ordering_key {blob}, body {blob} NOT NULL"
+    )
+    due = "(queue, available_at, id)"
+    inline = dialect.name == "mysql"  # has no CREATE INDEX IF NOT EXISTS that a race could not break
+    key = f", KEY {index} {due}" if inline else ""
+    failed = table_name(prefix, "failed")
+    view = f"SELECT * FROM {table} WHERE queue LIKE '%.dlq'"
+    texts = [f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key}){{tail}}"]
+    if not inline:
+        texts.append(f"CREATE INDEX IF NOT EXISTS {index} ON {table} {due}")
+    texts.append(f"CREATE {{or_replace}}VIEW {{if_absent}}{failed} AS {view}")
+    return tuple(dialect.render(text) for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Every statement on the queue's table, in one dialect's text."""
+
+    insert: str
+    #: Take and return in one statement; "" where the database needs `pick` and `hold`.
+    take: str
+    pick: str
+    hold: str
+    peek: str
+    ack: str
+    present: str
+    held: str
+    release: str
+    extend: str
+    remove: str
+    ready: str
+    hidden: str
+    oldest: str
+    last: str
+    browse: str
+
+    @classmethod
+    def of(cls, dialect: Dialect, table: str) -> Statements:
+        due = f"FROM {table} WHERE queue = %s AND available_at <= %s ORDER BY available_at, id LIMIT %s"
+        columns = "id, available_at, deliveries{less}, headers, ordering_key, body"
+        texts = {
+            "insert": f"INSERT INTO {table} (queue, available_at, deliveries, created_at, headers, "
+            "ordering_key, body) VALUES (%s, %s, 0, %s, %s, %s, %s)",
+            # MATERIALIZED: a plan that ran the inner select twice would lock more rows than it returns.
+            "take": f"WITH picked AS MATERIALIZED (SELECT id {due} {{skip}}) UPDATE {table} "
+            "SET token = %s, available_at = %s, deliveries = deliveries + 1 "
+            f"WHERE id IN (SELECT id FROM picked) RETURNING {columns.format(less=' - 1')}"
+            if dialect.returning
+            else "",
+            "pick": f"SELECT {columns.format(less='')} {due} {{skip}}",
+            "hold": f"UPDATE {table} SET token = %s, available_at = %s, deliveries = deliveries + 1 "
+            "WHERE id {in_ids}",
+            "peek": f"SELECT 1 {due}",
+            "ack": f"DELETE FROM {table} WHERE token = %s AND id {{in_ids}}",
+            "present": f"SELECT id FROM {table} WHERE id {{in_ids}}",
+            "held": f"SELECT id FROM {table} WHERE token = %s AND id {{in_ids}} {{lock}}",
+            "release": f"UPDATE {table} SET token = NULL, available_at = %s WHERE id {{in_ids}}",
+            "extend": f"UPDATE {table} SET available_at = %s WHERE id {{in_ids}}",
+            "remove": f"DELETE FROM {table} WHERE id {{in_ids}}",
+            "ready": f"SELECT COUNT(*) FROM {table} WHERE queue = %s AND available_at <= %s",
+            "hidden": f"SELECT COUNT(*), COUNT(token) FROM {table} WHERE queue = %s AND available_at > %s",
+            "oldest": f"SELECT created_at FROM {table} WHERE queue = %s ORDER BY available_at, id LIMIT 1",
+            "last": f"SELECT COALESCE(MAX(id), 0) FROM {table}",
+            "browse": f"SELECT {columns.format(less='')} FROM {table} WHERE queue = %s AND id <= %s AND "
+            "(available_at > %s OR (available_at = %s AND id > %s)) ORDER BY available_at, id LIMIT %s",
+        }
+        return cls(**{name: dialect.render(text) for name, text in texts.items()})
+
+
+def insert(
+    cursor: Any,
+    dialect: Dialect,
+    statements: Statements,
+    queue: str,
+    messages: Sequence[tuple[Outgoing, int]],
+    notify: bool = True,
+) -> None:
+    rows = [
+        (
+            queue,
+            now_ms + round(message.delay_s * 1000) if message.delay_s > 0 else now_ms,
+            now_ms,
+            msgspec.json.encode(dict(message.headers)).decode() if message.headers else None,
+            message.key,
+            message.body,
+        )
+        for message, now_ms in messages
+    ]
+    cursor.executemany(statements.insert, rows)
+    if notify and dialect.notify:
+        cursor.execute(dialect.notify, (channel(queue),))
+
+
+def channel(queue: str) -> str:
+    return f"shinar_{hashlib.sha256(queue.encode()).hexdigest()[:24]}"
+
+
+def check_queue(queue: str) -> None:
+    size = len(queue.encode())
+    if not 0 < size <= MAX_QUEUE_BYTES or "\0" in queue:
+        raise UsageError(f"a queue's name has 1 to {MAX_QUEUE_BYTES} bytes and no NUL; this one has {size}")
