@@ -1,0 +1,167 @@
+"""The boto3 client of an sqs:// URL, and what its errors mean in Shinar's tree. Knows no message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+)
+from botocore.exceptions import ConnectionError as NoConnection
+
+from shinar.brokers.sqs_wire import MAX_BODY_BYTES
+from shinar.brokers.url import BrokerUrl
+from shinar.errors import (
+    AccessDenied,
+    BodyTooLarge,
+    BrokerError,
+    BrokerFull,
+    BrokerUnavailable,
+    ConfigError,
+    ContractError,
+    QueueMissing,
+)
+
+#: A long poll lasts 20 s; an answer that takes this long is not coming.
+_READ_TIMEOUT_S: Final = 40
+_CONNECT_TIMEOUT_S: Final = 5
+#: Tries of one request against throttling and short breaks; the worker waits out the longer ones.
+_TRIES: Final = 3
+
+_MISSING: Final = frozenset({"QueueDoesNotExist", "NonExistentQueue"})
+_DENIED: Final = frozenset(
+    {
+        "AccessDenied",
+        "AccessDeniedException",
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "IncompleteSignature",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidSignatureException",
+        "MissingAuthenticationToken",
+        "OptInRequired",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+_FULL: Final = frozenset({"OverLimit", "TooManyEntries"})
+_AWAY: Final = frozenset(
+    {
+        "InternalError",
+        "InternalFailure",
+        "KmsThrottled",
+        "QueueDeletedRecently",
+        "RequestThrottled",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+    }
+)
+_LAPSED: Final = frozenset({"ReceiptHandleIsInvalid", "MessageNotInflight"})
+#: How SQS and its imitations word a message over the limit; the codes differ.
+_TOO_LONG: Final = ("toolong", "too long", "shorter than", "longer than")
+
+
+def open_client(url: BrokerUrl, connections: int) -> Any:
+    access_key = url.option("access_key") or url.user
+    secret_key = url.option("secret_key") or url.password
+    if bool(access_key) != bool(secret_key):
+        raise ConfigError("give access_key and secret_key together, or neither", setting="url")
+    with driver_errors():
+        session = boto3.Session(
+            aws_access_key_id=access_key or None,
+            aws_secret_access_key=secret_key or None,
+            aws_session_token=url.option("session_token") or None,
+            region_name=url.host or None,
+            profile_name=url.option("profile") or None,
+        )
+        return session.client(
+            "sqs",
+            endpoint_url=url.option("endpoint") or None,
+            config=Config(
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=_READ_TIMEOUT_S,
+                retries={"mode": "standard", "total_max_attempts": _TRIES},
+                max_pool_connections=connections,
+                tcp_keepalive=True,
+                # Entries are checked when they are made; boto3's second look costs more than the request.
+                parameter_validation=False,
+            ),
+        )
+
+
+@contextmanager
+def driver_errors(queue: str = "") -> Iterator[None]:
+    """The only place where botocore's errors are caught."""
+    try:
+        yield
+    except ClientError as exc:
+        error = exc.response.get("Error", {})
+        status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        raise meaning(str(error.get("Code", "")), str(error.get("Message", "")), queue, status) from exc
+    except (
+        NoCredentialsError,
+        PartialCredentialsError,
+        CredentialRetrievalError,
+        TokenRetrievalError,
+    ) as exc:
+        raise AccessDenied(
+            "no AWS credentials found; set them up for this machine, or give access_key and secret_key",
+            broker="sqs",
+            queue=queue,
+        ) from exc
+    except (NoRegionError, ProfileNotFound) as exc:
+        raise ConfigError(f"{exc}; write sqs://REGION/QUEUE", setting="url") from exc
+    except ParamValidationError as exc:
+        raise ContractError(f"boto3 refused the request: {exc}") from exc
+    except (HTTPClientError, NoConnection) as exc:
+        raise BrokerUnavailable(
+            f"no answer ({type(exc).__name__}); check the endpoint, the network and the region",
+            broker="sqs",
+            queue=queue,
+        ) from exc
+    except (BotoCoreError, ValueError) as exc:
+        # ValueError: boto3's way to say that ?endpoint= is no URL.
+        raise BrokerError(f"boto3 failed: {type(exc).__name__}", broker="sqs", queue=queue) from exc
+
+
+def meaning(code: str, text: str, queue: str, status: int = 0) -> BrokerError:
+    """What an SQS error code, of a request or of one entry of a batch, is in our tree."""
+    short = code.rpartition(".")[2].rpartition("#")[2]
+    place = {"broker": "sqs", "queue": queue}
+    if short in _MISSING:
+        return QueueMissing("no such queue; create it, or leave out ?declare=false", **place)
+    if short in _DENIED or status in (401, 403):
+        # The text of these errors can hold the signed request: the code has to do.
+        return AccessDenied(f"{short}: check the credentials and the sqs: rights of their policy", **place)
+    if short in _FULL:
+        return BrokerFull(f"{short}: {text[:200]}", **place)
+    if any(mark in f"{short} {text}".lower() for mark in _TOO_LONG):
+        return BodyTooLarge(0, MAX_BODY_BYTES, **place)
+    if short in _AWAY or status >= 500:
+        return BrokerUnavailable(f"{short}: {text[:200]}", **place)
+    return BrokerError(f"{short}: {text[:200]}", **place)
+
+
+def has_lapsed(failure: dict[str, Any]) -> bool:
+    """Whether a batch entry failed because somebody else has, or will have, the message."""
+    code = str(failure.get("Code", "")).rpartition(".")[2]
+    return code in _LAPSED or (
+        code == "InvalidParameterValue" and "eceipt" in str(failure.get("Message", ""))
+    )
