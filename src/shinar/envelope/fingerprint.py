@@ -29,9 +29,9 @@ _VARIABLE: Final = tuple(
         (r"(?:(?<=[\s(=:,])|^)(?:[A-Za-z]:)?[/\\][^\s:,;()'\"]+", "<path>"),
         (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
         (r"\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<hex>"),
-        (r"(?<![A-Za-z])[-+]?\d[\d_.,]*(?:[eE][-+]?\d+)?(?![A-Za-z0-9])", "<n>"),
+        (r"(?<![A-Za-z])[-+]?\d+(?:[_.,]\d+)*(?:[eE][-+]?\d+)?", "<n>"),
         # A name that ends in a number (order-123, SKU42) is a name with a variable end.
-        (r"\d+(?:\.\d+)?", "<n>"),
+        (r"\d+", "<n>"),
     )
 )
 _SPACE: Final = re.compile(r"\s+")
