@@ -1,0 +1,12 @@
+-- Move the deadlines of reservations that are still held.
+-- KEYS sorted set of deadlines; ARGV score ('' = only look), member...
+-- returns one character per member: '1' held, '0' had lapsed
+local outcome = {}
+for i = 2, #ARGV do
+    local held = redis.call('ZSCORE', KEYS[1], ARGV[i])
+    if held and ARGV[1] ~= '' then
+        redis.call('ZADD', KEYS[1], 'XX', ARGV[1], ARGV[i])
+    end
+    outcome[#outcome + 1] = held and '1' or '0'
+end
+return table.concat(outcome)

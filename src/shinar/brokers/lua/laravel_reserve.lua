@@ -1,0 +1,127 @@
+-- Migrate what became due or lapsed, then hand out up to `limit` messages.
+-- KEYS ready, reserved, notify, delayed
+-- ARGV whole seconds now, deadline score, migration batch (-1 = all), limit, '1' to recover lapsed reservations
+-- returns {raw, member, raw, member...}, score of the next entry to fall due, number of copies put back
+local ready, reserved, notify, delayed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local limit = tonumber(ARGV[4])
+
+local function migrate(from)
+    local due = redis.call('ZRANGEBYSCORE', from, '-inf', ARGV[1], 'LIMIT', 0, ARGV[3])
+    for first = 1, #due, 100 do
+        local last = math.min(first + 99, #due)
+        local tokens = {}
+        for i = first, last do
+            tokens[#tokens + 1] = '1'
+        end
+        redis.call('RPUSH', ready, unpack(due, first, last))
+        redis.call('RPUSH', notify, unpack(tokens))
+    end
+    if #due > 0 then
+        redis.call('ZREMRANGEBYRANK', from, 0, #due - 1)
+    end
+end
+
+-- Start and end of the value of the last top-level member `attempts`. `text` is a valid JSON object.
+local function attempts_span(text)
+    local depth, position, first, last = 0, 1, nil, nil
+    while true do
+        local at = string.find(text, '["{}%[%]]', position)
+        if not at then
+            return first, last
+        end
+        local mark = string.byte(text, at)
+        position = at + 1
+        if mark == 123 or mark == 91 then
+            depth = depth + 1
+        elseif mark == 125 or mark == 93 then
+            depth = depth - 1
+        else
+            local stop = at
+            repeat
+                stop = string.find(text, '["\\]', stop + 1)
+                local escaped = string.byte(text, stop) == 92
+                if escaped then
+                    stop = stop + 1
+                end
+            until not escaped
+            position = stop + 1
+            if depth == 1 then
+                local _, colon = string.find(text, '^%s*:%s*', position)
+                local name = colon and string.sub(text, at + 1, stop - 1)
+                if name and string.find(name, '\\', 1, true) then
+                    name = cjson.decode('"' .. name .. '"')
+                end
+                if name == 'attempts' then
+                    first = colon + 1
+                    _, last = string.find(text, '^[-+.%deE]+', first)
+                end
+            end
+        end
+    end
+end
+
+-- The member to reserve: the same text with one attempt more, or the text itself when it has no
+-- countable attempts. cjson only probes: what it would write back is not what was sent.
+local function counted(raw)
+    local readable, document = pcall(cjson.decode, raw)
+    if not readable or type(document) ~= 'table' or type(document.attempts) ~= 'number' then
+        return raw
+    end
+    -- Encoding is tried, and thrown away, because it is what refuses numbers that are not finite.
+    if not pcall(cjson.encode, document) then
+        return raw
+    end
+    -- Most producers write attempts last. A quote after a backslash would be inside a name.
+    local first, last
+    local tail = math.max(#raw - 40, 2)
+    local at, _, before = string.find(raw, '([^\\])"attempts":%d+}$', tail)
+    if at then
+        first, last = at + #before + 11, #raw - 1
+    else
+        first, last = attempts_span(raw)
+    end
+    if not last then
+        return raw
+    end
+    return string.sub(raw, 1, first - 1) .. string.format('%.17g', document.attempts + 1) .. string.sub(raw, last + 1)
+end
+
+-- A key of another type must fail here, before anything is taken: a script has no rollback.
+redis.call('LLEN', ready)
+redis.call('LLEN', notify)
+redis.call('ZCARD', reserved)
+
+migrate(delayed)
+if ARGV[5] == '1' then
+    migrate(reserved)
+end
+
+local found, again = {}, {}
+for _, raw in ipairs(limit > 0 and redis.call('LPOP', ready, limit) or {}) do
+    local member = counted(raw)
+    -- The set holds a member once. While an identical copy is out, this one has to wait its turn,
+    -- or settling the first would settle both.
+    if redis.call('ZADD', reserved, 'NX', ARGV[2], member) == 1 then
+        found[#found + 1] = raw
+        found[#found + 1] = member
+    else
+        again[#again + 1] = raw
+    end
+end
+for _, raw in ipairs(again) do
+    redis.call('RPUSH', ready, raw)
+end
+if #found > 0 then
+    redis.call('LPOP', notify, #found / 2)
+end
+
+local due = ''
+if #found == 0 then
+    for _, key in ipairs({ delayed, ARGV[5] == '1' and reserved or delayed }) do
+        local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+        if head and head ~= 'inf' and (due == '' or tonumber(head) < tonumber(due)) then
+            due = head
+        end
+    end
+end
+return { found, due, #again }

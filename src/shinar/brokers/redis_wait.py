@@ -1,0 +1,75 @@
+"""Sleeping until a Redis list gets an element, without taking it.
+
+A blocking pop would take the message out of the list before any script can write its deadline;
+a worker killed between the two would strand it, and the contract forbids sweeping entries that
+have no deadline. So we let the server tell us instead: client-side caching (CLIENT TRACKING)
+sends one message when a key that this connection has read is written by anybody. Foreign
+producers need to do nothing for it, and there is no moment in which a crash loses anything.
+Where the server or its ACL refuses tracking, the list is looked at in growing steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import redis
+
+from shinar.clock import Clock
+
+#: First and longest pause of the fallback, in seconds.
+POLL_FIRST_S: Final = 0.01
+POLL_LONGEST_S: Final = 0.25
+
+
+class Watch:
+    """One extra connection, opened when a reserve first finds nothing."""
+
+    def __init__(self, client: redis.Redis, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._connection: Any = None
+        self._tracking = True
+
+    def wait(self, key: str, seconds: float) -> None:
+        """Return when `key` may have elements, or after `seconds`."""
+        if self._tracking:
+            try:
+                self._wait_for_push(key, seconds)
+                return
+            except redis.ResponseError:
+                self._tracking = False
+            except redis.RedisError:
+                self.close()
+                raise
+        self._poll(key, seconds)
+
+    def _wait_for_push(self, key: str, seconds: float) -> None:
+        connection = self._connection or self._connect()
+        connection.send_command("LLEN", key)
+        # Reading the length arms the watch; an element that came before is seen here.
+        if connection.read_response() == 0 and connection.can_read(timeout=seconds):
+            connection.read_response(push_request=True)
+
+    def _connect(self) -> Any:
+        pool = self._client.connection_pool
+        connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 3})
+        self._connection = connection
+        connection.connect()
+        connection.send_command("CLIENT", "TRACKING", "ON")
+        connection.read_response()
+        return connection
+
+    def _poll(self, key: str, seconds: float) -> None:
+        end = self._clock.monotonic_s() + seconds
+        pause = POLL_FIRST_S
+        while not self._client.llen(key):
+            left = end - self._clock.monotonic_s()
+            if left <= 0:
+                return
+            self._clock.sleep(min(pause, left))
+            pause = min(pause * 2, POLL_LONGEST_S)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._connection = None
