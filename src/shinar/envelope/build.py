@@ -44,11 +44,7 @@ def build(
     urn = _stripped(urn)
     if not urn:
         raise ContractError("a message needs a URN, such as urn:babel:orders:created", pointer="/job")
-    if type(data) is not dict and not isinstance(data, Mapping):
-        advice = "give a dict; a list or a value goes inside one"
-        raise ContractError(
-            f"the payload is a JSON object, not {type(data).__name__}: {advice}", pointer="/data"
-        )
+    _require_object(data)
     trace = trace_id.strip(ASCII_WS) if trace_id else ""
     extra = _entries(meta) if meta else None
     born = Meta(uuid4(), queue, SOURCE_LANG, SCHEMA_VERSION, clock.epoch_ms(), extra)
@@ -158,10 +154,16 @@ def _payload(message: object) -> Mapping[str, Any]:
             "a msgspec Struct or a pydantic model",
             pointer="/data",
         )
-    if not isinstance(value, Mapping):
-        raise ContractError(f"the payload is a JSON object, not {type(value).__name__}", pointer="/data")
+    _require_object(value)
     # The URN and the trace travel in the envelope; as fields they would be said twice.
     return {k: v for k, v in value.items() if payload is not None or k not in ("urn", "trace_id")}
+
+
+def _require_object(data: object) -> None:
+    if type(data) is not dict and not isinstance(data, Mapping):
+        advice = "give a dict; a list or a value goes inside one"
+        text = f"the payload is a JSON object, not {type(data).__name__}: {advice}"
+        raise ContractError(text, pointer="/data")
 
 
 def _stripped(urn: object) -> str:
@@ -193,15 +195,18 @@ def _fresh_ids() -> list[str]:
     raw = bytearray(os.urandom(_POOL_BYTES))
     raw[6::16] = raw[6::16].translate(_VERSION_4)
     raw[8::16] = raw[8::16].translate(_VARIANT_1)
-    h = raw.hex()
-    return [
-        f"{h[i : i + 8]}-{h[i + 8 : i + 12]}-{h[i + 12 : i + 16]}-{h[i + 16 : i + 20]}-{h[i + 20 : i + 32]}"
-        for i in range(0, len(h), 32)
-    ]
+    digits = raw.hex().encode()
+    text = bytearray(b"-" * (len(raw) // 16 * 36))
+    for source, target in _PLACES:  # column by column: all ids at once
+        text[target::36] = digits[source::32]
+    ids = text.decode()
+    return [ids[i : i + 36] for i in range(0, len(ids), 36)]
 
 
 _VERSION_4: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
 _VARIANT_1: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
+#: Which of the 32 hex digits goes to which of a UUID's 36 characters; the rest are hyphens.
+_PLACES: Final = tuple((i, i + (i >= 8) + (i >= 12) + (i >= 16) + (i >= 20)) for i in range(32))
 uuid4: Final = _Ids().take
 
 

@@ -143,22 +143,22 @@ def _plain_count_at(body: bytes) -> int:
 def _rewrite_members(body: bytes, attempts: int | None, block: bytes | None) -> bytes:
     found = scan_object(body)
     identity, counted, meta = _identity_member(body, found), found.last("attempts"), found.last("meta")
-    cut = {"urn", "timestamp"}
-    if identity is not None and identity.name == "urn":
-        cut.add("job")
-    if block is not None:
-        cut.add("dead_letter")
+    renamed = identity is not None and identity.name == "urn"
+    cut = {
+        "urn",
+        "timestamp",
+        *(("job",) if renamed else ()),
+        *(("dead_letter",) if block is not None else ()),
+    }
     out: list[bytes] = []
     for member in found.members:
-        if member is identity and member.name == "urn":
+        if member is identity and renamed:
             out.append(b'"job":' + member.value(body))
-        elif member.name in cut:
-            continue
         elif member is counted and attempts is not None:
             out.append(body[member.start : member.value_start] + b"%d" % attempts)
         elif member is meta:
             out.append(_without_forbidden_meta(body, member))
-        else:
+        elif member.name not in cut:
             out.append(_slice(body, member))
     if counted is None and attempts is not None:
         out.append(b'"attempts":%d' % attempts)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from shinar.envelope.model import INT64_MAX, INT64_MIN, MAX_DEPTH, Warning
+import msgspec
+
+from shinar.envelope.model import INT64_MAX, INT64_MIN, MAX_DEPTH, Int64, Warning
 from shinar.errors import ContractError
 
 #: Largest integer a JavaScript consumer reads exactly.
@@ -33,32 +36,30 @@ _ADVICE: Final[dict[str, str]] = {
 }
 
 
+# The usual payload is checked in one C call against this type, which nests as deep as usual
+# payloads do. What does not fit (deeper, or wrong) is looked at again, slowly, member by member.
+_Scalar = (
+    str | Int64 | Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)] | bool | None
+)
+_Inner: Any = _Scalar
+for _ in range(5):
+    _Inner = _Scalar | list[_Inner] | dict[str, _Inner]
+
+
+class _Usual(msgspec.Struct, array_like=True):
+    payload: dict[str, _Inner]
+
+
 def check_json(value: Mapping[str, Any], pointer: str) -> None:
     """Refuse what JSON cannot say, or says differently in another language. Raises ContractError."""
-    containers: list[Any] = [value]
-    for container in containers:  # grows while we go through it
-        items = container
-        if type(container) is dict:
-            if set(map(type, container)) - _STRINGS:
-                _refuse(value, pointer)
-            items = container.values()
-        for item in items:
-            kind = type(item)
-            if kind in _PLAIN:
-                continue
-            if kind in _CONTAINERS:
-                containers.append(item)
-            elif not (
-                (kind is int and INT64_MIN <= item <= INT64_MAX) or (kind is float and math.isfinite(item))
-            ):
-                _refuse(value, pointer)
-    if len(containers) > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise ContractError(f"is nested deeper than {MAX_DEPTH} levels; flatten it", pointer=pointer or None)
-
-
-_STRINGS: Final = frozenset({str})
-_PLAIN: Final = frozenset({str, bool, type(None)})
-_CONTAINERS: Final = frozenset({dict, list, tuple})
+    try:
+        msgspec.convert((value,), _Usual)
+    except (msgspec.ValidationError, RecursionError):
+        if _depth(value) > MAX_DEPTH:
+            text = f"is nested deeper than {MAX_DEPTH} levels; flatten it"
+            raise ContractError(text, pointer=pointer or None) from None
+        for where, item in _walk(value, pointer):
+            _refuse_bad(where, item)
 
 
 def check_strict(value: Mapping[str, Any], pointer: str = "/data") -> list[Warning]:
@@ -94,25 +95,25 @@ def escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _refuse(value: Mapping[str, Any], pointer: str) -> None:
-    """Second look, with pointers, at a payload that failed the quick one."""
-    for where, item in _walk(value, pointer):
-        if isinstance(item, _BadKey):
-            raise ContractError(f"the name {item.key!r} is not a string", pointer=where or None)
-        if isinstance(item, bool | str | None):
-            continue
-        if isinstance(item, int):
-            if not INT64_MIN <= item <= INT64_MAX:
-                raise ContractError("is outside int64; write it as text", pointer=where)
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise ContractError(f"{item} is not JSON; leave the member out or write null", pointer=where)
-        elif not isinstance(item, dict | list | tuple):
-            name = type(item).__name__
-            advice = _ADVICE.get(name, "convert it to text, numbers, lists or dicts first")
-            raise ContractError(f"a {name} is not JSON: {advice}", pointer=where)
-        elif type(item) not in (dict, list, tuple):
-            raise ContractError(f"a {type(item).__name__} is not JSON: convert it first", pointer=where)
+def _refuse_bad(where: str, item: object) -> None:
+    if isinstance(item, _BadKey):
+        raise ContractError(f"the name {item.key!r} is not a string", pointer=where or None)
+    kind = type(item)
+    if kind in _PLAIN:
+        return
+    if isinstance(item, int):
+        if not INT64_MIN <= item <= INT64_MAX:
+            raise ContractError("is outside int64; write it as text", pointer=where)
+    elif isinstance(item, float):
+        if not math.isfinite(item):
+            raise ContractError(f"{item} is not JSON; leave the member out or write null", pointer=where)
+    elif kind not in _CONTAINERS:
+        advice = _ADVICE.get(kind.__name__, "convert it to text, numbers, lists or dicts first")
+        raise ContractError(f"{kind.__name__} is not JSON: {advice}", pointer=where)
+
+
+_PLAIN: Final = frozenset({str, bool, type(None)})
+_CONTAINERS: Final = frozenset({dict, list, tuple})
 
 
 class _BadKey:
