@@ -1,0 +1,36 @@
+"""How often a message was delivered before: body, property and broker count reconciled (RULES 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shinar.settlement.traits import Traits
+
+_INT32_MAX: Final = 2**31 - 1
+
+
+def reconcile(traits: Traits, body_attempts: int, native_count: object, properties: Mapping[str, Any]) -> int:
+    """The count before this delivery. Odd counts are ignored, never an error."""
+    count = body_attempts
+    if traits.attempts in ("property", "property_max"):
+        stated = parse_count(properties.get(traits.attempts_property))
+        count = count if stated is None else stated
+    if traits.attempts in ("max", "property_max") and traits.count_base is not None:
+        native = parse_count(native_count)
+        if native is not None:
+            count = max(count, native - traits.count_base)
+    return count
+
+
+def parse_count(value: object) -> int | None:
+    """A count as brokers write it: an int, or ASCII digits. Anything else is not a count."""
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "replace")
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdigit() and len(value) <= 10):
+            return None
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= _INT32_MAX else None
