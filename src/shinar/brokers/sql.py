@@ -122,15 +122,17 @@ class SqlBroker:
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         clock = self._database.clock
         deadline_s = clock.monotonic_s() + wait_s
-        pause_s = FIRST_POLL_S
+        pause_s, due_in_s = FIRST_POLL_S, 0.0
         found = self._take(queue, limit)
-        while not found:
+        while not found and limit > 0:
             left_s = deadline_s - clock.monotonic_s()
-            if left_s <= 0 or limit < 1:
+            if left_s <= 0:
                 break
-            self._pause(queue, pause_s, left_s)
+            # A message that is due but was not given is locked by another consumer: pause all the same.
+            self._pause(queue, pause_s, min(left_s, max(due_in_s, FIRST_POLL_S)))
             pause_s = min(pause_s * 2, self._poll_s)
-            if self._is_due(queue):
+            due_in_s = self._due_in_s(queue)
+            if due_in_s <= 0:
                 found = self._take(queue, limit)
         return found
 
@@ -230,15 +232,17 @@ class SqlBroker:
         received_ms = self._database.clock.epoch_ms()
         return [_delivery(row, queue, received_ms, token, received_ms + self._lease_ms) for row in rows]
 
-    def _is_due(self, queue: str) -> bool:
+    def _due_in_s(self, queue: str) -> float:
+        """Seconds until the queue's next message can be taken; 0 or less when one can."""
         now_ms = self._database.now_ms()
         with self._database.statement(queue) as cursor:
-            cursor.execute(self._sql.peek, (queue, now_ms, 1))
-            return cursor.fetchone() is not None
+            cursor.execute(self._sql.next, (queue,))
+            row = cursor.fetchone()
+        return (int(row[0]) - now_ms) / 1000 if row else float("inf")
 
-    def _pause(self, queue: str, pause_s: float, left_s: float) -> None:
+    def _pause(self, queue: str, pause_s: float, longest_s: float) -> None:
         if not self._notify:
-            self._database.clock.sleep(min(pause_s, left_s))
+            self._database.clock.sleep(min(pause_s, longest_s))
             return
         wanted = (self._database.raw, queue)
         with self._database.statement(queue) as cursor:
@@ -248,8 +252,8 @@ class SqlBroker:
                 # Look once more before waiting: it may have come before we listened.
                 self._listening = wanted
                 return
-            # A lease that ends and a delay that is over notify nobody: hence a longest wait here too.
-            for _ in self._database.raw.notifies(timeout=min(self._poll_s, left_s), stop_after=1):
+            # Who writes rows by hand or with ?notify=false wakes nobody: hence a longest wait here too.
+            for _ in self._database.raw.notifies(timeout=min(self._poll_s, longest_s), stop_after=1):
                 pass
 
     # -- settling

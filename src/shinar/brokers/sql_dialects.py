@@ -218,13 +218,11 @@ def _codes(exc: Any) -> tuple[str, ...]:
     name = getattr(exc, "sqlite_errorname", None)
     if name:  # SQLITE_IOERR_WRITE is a kind of SQLITE_IOERR
         return (name, "_".join(name.split("_")[:2]))
-    state = getattr(exc, "sqlstate", None)
-    if state:  # the first two characters are the class
-        return (state, state[:2])
     number = exc.args[0] if exc.args and isinstance(exc.args[0], int) else None
     if number is not None:  # MySQL: 2000 to 2999 come from the client, the connection is gone
         return (str(number), "2" if 2000 <= number < 3000 else "")
-    return ()
+    state = getattr(exc, "sqlstate", None)
+    return (state, state[:2]) if state else ()  # the first two characters are the class
 
 
 def table_name(prefix: str, name: str) -> str:

@@ -51,7 +51,7 @@ class Statements:
     take: str
     pick: str
     hold: str
-    peek: str
+    next: str
     ack: str
     present: str
     held: str
@@ -80,7 +80,7 @@ class Statements:
             "pick": f"SELECT {columns.format(less='')} {due} {{skip}}",
             "hold": f"UPDATE {table} SET token = %s, available_at = %s, deliveries = deliveries + 1 "
             "WHERE id {in_ids}",
-            "peek": f"SELECT 1 {due}",
+            "next": f"SELECT available_at FROM {table} WHERE queue = %s ORDER BY available_at, id LIMIT 1",
             "ack": f"DELETE FROM {table} WHERE token = %s AND id {{in_ids}}",
             "present": f"SELECT id FROM {table} WHERE id {{in_ids}}",
             "held": f"SELECT id FROM {table} WHERE token = %s AND id {{in_ids}} {{lock}}",
