@@ -111,3 +111,45 @@ def test_mariadb(live_server, name, by_tls):
     query(f"INSERT INTO {name} VALUES (1)")
     for _ in restarts(server):
         assert query(f"SELECT n FROM {name}") == ((1,),)
+
+
+@pytest.mark.live("elasticmq")
+def test_elasticmq(server, name):
+    import boto3
+
+    sqs = boto3.client(
+        "sqs",
+        endpoint_url=f"http://127.0.0.1:{server.port}",
+        region_name="eu-west-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="y",
+    )
+    queue = sqs.create_queue(QueueName=name, Attributes={"VisibilityTimeout": "0"})["QueueUrl"]
+    sqs.send_message(QueueUrl=queue, MessageBody="one")
+    for _ in restarts(server):
+        queue = sqs.get_queue_url(QueueName=name)["QueueUrl"]
+        assert queue.startswith(f"http://127.0.0.1:{server.port}/")
+        (message,) = sqs.receive_message(QueueUrl=queue)["Messages"]
+        assert message["Body"] == "one"
+    sqs.close()
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+def test_kafka(live_server, name, by_tls):
+    from confluent_kafka import Consumer, Producer
+
+    server = live_server("kafka", tls=by_tls)
+    options = {"bootstrap.servers": f"127.0.0.1:{server.port}"}
+    if by_tls:
+        options |= {"security.protocol": "SSL", "ssl.ca.location": str(server.tls.ca)}
+    producer = Producer({**options, "acks": "all"})
+    producer.produce(name, b"one", headers={"a": b"b"})
+    assert producer.flush(30) == 0
+    for n, _ in enumerate(restarts(server)):
+        consumer = Consumer({**options, "group.id": f"{name}-{n}", "auto.offset.reset": "earliest"})
+        consumer.subscribe([name])
+        message = consumer.poll(60)
+        assert message is not None
+        assert message.error() is None
+        assert (message.value(), message.headers()) == (b"one", [("a", b"b")])
+        consumer.close()

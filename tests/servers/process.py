@@ -33,6 +33,8 @@ PORTS = range(20_000, 32_000)
 READY_S = 150.0
 #: Time for a polite stop before SIGKILL.
 STOP_S = 30.0
+#: The same at the end of the run, when nobody wants the data any more.
+EXIT_S = 5.0
 POLL_S = 0.05
 LOG_TAIL = 3_000
 
@@ -50,6 +52,7 @@ class Plan:
     """How to run one server. `ready` raises OSError or returns False until the server answers."""
 
     argv: Sequence[str]
+    #: A Shinar URL without a queue.
     url: str
     port: int
     version: str
@@ -59,6 +62,8 @@ class Plan:
     user: str | None = None
     #: Non-empty for a stand-in: what it is, and what it cannot show.
     note: str = ""
+    #: For a server that chooses its own port: where it writes its URL, at each start anew.
+    url_file: Path | None = None
     #: Ends the server politely.
     stop_signal: signal.Signals = signal.SIGTERM
     #: A second program the server needs while it runs (Erlang's port mapper).
@@ -91,11 +96,11 @@ class Server:
     @property
     def url(self) -> str:
         """A Shinar URL without a queue; see `with_queue`."""
-        return self._plan.url
+        return self._plan.url_file.read_text() if self._plan.url_file else self._plan.url
 
     @property
     def port(self) -> int:
-        return self._plan.port
+        return int(self.url.rpartition(":")[2]) if self._plan.url_file else self._plan.port
 
     @property
     def pid(self) -> int:
@@ -118,6 +123,8 @@ class Server:
         if self.alive:
             return
         self._end(signal.SIGKILL)
+        if self._plan.url_file:
+            self._plan.url_file.unlink(missing_ok=True)
         if self._plan.companion:
             self._launch(self._plan.companion)
         # The main process stands first in the list, the companion behind it.
@@ -157,7 +164,7 @@ class Server:
                 **as_user,  # type: ignore[call-overload]  # two keywords or none
             )
         self._processes.insert(0, process)
-        _run.register(process.pid)
+        _run.register(process)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + READY_S
@@ -179,7 +186,7 @@ class Server:
     def _end(self, sign: signal.Signals) -> None:
         for process in self._processes:
             end_group(process, sign)
-            _run.forget(process.pid)
+            _run.forget(process)
         self._processes.clear()
 
 
@@ -263,7 +270,7 @@ class _Run:
 
     def __init__(self) -> None:
         self.ports: set[int] = set()
-        self._groups: set[int] = set()
+        self._leaders: set[subprocess.Popen[bytes]] = set()
         self._directory: Path | None = None
         self._owner = os.getpid()
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -281,19 +288,29 @@ class _Run:
             atexit.register(self.close)
         return self._directory
 
-    def register(self, pgid: int) -> None:
-        self._groups.add(pgid)
-        self._tell(f"+{pgid}\n")
+    def register(self, leader: subprocess.Popen[bytes]) -> None:
+        self._leaders.add(leader)
+        self._tell(f"+{leader.pid}\n")
 
-    def forget(self, pgid: int) -> None:
-        self._groups.discard(pgid)
-        self._tell(f"-{pgid}\n")
+    def forget(self, leader: subprocess.Popen[bytes]) -> None:
+        self._leaders.discard(leader)
+        self._tell(f"-{leader.pid}\n")
 
     def close(self) -> None:
         """End everything. A forked child inherits the atexit hook but owns nothing."""
         if os.getpid() != self._owner or self._reaper is None:
             return
         assert self._reaper.stdin is not None
+        # All at once: their ends overlap. Politely: a killed PostgreSQL leaves shared memory behind.
+        for leader in self._leaders:
+            _signal_group(leader.pid, signal.SIGCONT)
+            leader.terminate()
+        deadline = time.monotonic() + EXIT_S
+        for leader in self._leaders:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                leader.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(leader.pid, signal.SIGKILL)
+            leader.wait()
         self._reaper.stdin.close()
         self._reaper.wait()
         self._reaper = None

@@ -66,13 +66,15 @@ def make_certificates(directory: Path) -> Certificates:
     (directory / "ca.pem").write_bytes(ca.public_bytes(serialization.Encoding.PEM))
     for role in ("server", "client"):
         key = ec.generate_private_key(ec.SECP256R1())
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+        # Servers with one key store (Kafka) present this certificate as clients of their peers, too.
+        usage = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        usage += [ExtendedKeyUsageOID.SERVER_AUTH] if role == "server" else []
         hosts = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         certificate = (
             builder("127.0.0.1" if role == "server" else "shinar client", key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(x509, signs=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
             .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(ca_identifier), critical=False
