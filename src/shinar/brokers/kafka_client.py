@@ -1,0 +1,386 @@
+"""How Shinar talks to a Kafka cluster: settings from a URL, errors of librdkafka in our tree,
+topics made on first use, and a confirmed send. Knows nothing of groups, tiers or envelopes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from shinar.brokers.url import BrokerUrl
+from shinar.errors import (
+    AccessDenied,
+    BodyTooLarge,
+    BrokerError,
+    BrokerFull,
+    BrokerUnavailable,
+    ConfigError,
+    ContractError,
+    PublishFailed,
+    QueueMissing,
+    ShinarError,
+    Unsupported,
+)
+from shinar.settlement.kafka import DEFAULT_TIERS_MS, check_tiers
+
+log = logging.getLogger(__name__)
+
+BROKER: Final = "kafka"
+DEFAULT_PORT: Final = 9092
+DEFAULT_GROUP: Final = "babelqueue"
+#: Largest body sent unless ?max_body_bytes= says otherwise: a fresh topic takes 1,048,588 bytes
+#: with headers and framing.
+DEFAULT_BODY_BYTES: Final = 1_000_000
+#: Room for headers and framing on top of the body.
+_FRAMING_BYTES: Final = 48_000
+#: How long a freshly made topic may take until it has a leader.
+_LEADER_WAIT_S: Final = 10.0
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+OPTIONS: Final = frozenset(
+    {
+        "group", "retry_tiers_ms", "reinject", "declare", "partitions", "replication", "tls", "tls_ca",
+        "tls_cert", "tls_key", "tls_verify", "mechanism", "protocol", "timeout_s", "max_body_bytes",
+        "compression", "session_timeout_s",
+    }
+)  # fmt: skip
+
+#: (topic, value, key, headers, timestamp in ms or 0 for "now")
+Record = tuple[str, bytes, bytes | None, list[tuple[str, bytes | None]], int]
+
+_UNAVAILABLE: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE,
+        KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._DESTROY, KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT, KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION,
+        KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR, KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, KafkaError._WAIT_COORD,
+    }
+)  # fmt: skip
+_DENIED: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError._SSL,
+    }
+)  # fmt: skip
+_MISSING: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+_FULL: Final = frozenset({KafkaError.KAFKA_STORAGE_ERROR, KafkaError.THROTTLING_QUOTA_EXCEEDED})
+TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+
+
+def our_error(error: KafkaError, queue: str = "") -> BrokerError:
+    """librdkafka's error as one of ours. Its texts name hosts and reasons, never credentials."""
+    code, text = error.code(), error.str()
+    if code in _UNAVAILABLE:
+        return BrokerUnavailable(
+            f"{text}; is the cluster up and the address right?", broker=BROKER, queue=queue
+        )
+    if code in _DENIED:
+        return AccessDenied(
+            f"{text}; check user, password, ?mechanism=, TLS and the ACLs", broker=BROKER, queue=queue
+        )
+    if code in _MISSING:
+        return QueueMissing(
+            "no such topic; create it, or leave ?declare= on so that Shinar does", broker=BROKER, queue=queue
+        )
+    if code in _FULL:
+        return BrokerFull(text, broker=BROKER, queue=queue)
+    return BrokerError(f"{text} ({error.name()})", broker=BROKER, queue=queue)
+
+
+@contextlib.contextmanager
+def kafka_errors(queue: str = "", watch: Watch | None = None) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as exc:
+        error: KafkaError = exc.args[0]
+        if watch is not None and watch.denied is not None and error.code() in _UNAVAILABLE:
+            # A refused login looks like a time-out to the call; the reason came by callback.
+            error = watch.denied
+        raise our_error(error, queue) from None
+
+
+class Watch:
+    """What a client said by callback since the last success: refused logins, a cluster that is gone."""
+
+    def __init__(self) -> None:
+        self.denied: KafkaError | None = None
+        self.down = False
+
+    def note(self, error: KafkaError) -> None:
+        if error.code() in _DENIED:
+            self.denied = error
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.down = True
+
+    def clear(self) -> None:
+        self.denied, self.down = None, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    #: librdkafka's common configuration, credentials included: never shown.
+    common: Mapping[str, Any] = field(repr=False)
+    group: str
+    tiers_ms: tuple[int, ...]
+    reinject: bool
+    declare: bool
+    #: -1: the cluster's default.
+    partitions: int
+    replication: int
+    timeout_s: float
+    max_body_bytes: int
+    compression: str
+    #: Partitions move one by one instead of all at once (KIP-848 groups).
+    incremental: bool
+    session_timeout_s: float
+
+
+def settings(url: BrokerUrl) -> Settings:
+    common: dict[str, Any] = {
+        "bootstrap.servers": url.netloc or f"localhost:{DEFAULT_PORT}",
+        "client.id": "shinar",
+        "logger": log,
+        # Sockets to a restarted cluster come back within a second instead of ten.
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.keepalive.enable": True,
+        # We make topics ourselves; a typing error must not make one.
+        "allow.auto.create.topics": False,
+    }
+    tls = url.flag("tls")
+    if tls:
+        wanted = {
+            "tls_ca": "ssl.ca.location",
+            "tls_cert": "ssl.certificate.location",
+            "tls_key": "ssl.key.location",
+        }
+        common |= {name: url.option(option) for option, name in wanted.items() if url.option(option)}
+        common["enable.ssl.certificate.verification"] = url.flag("tls_verify", True)
+    if url.user:
+        common |= {
+            "sasl.mechanism": url.option("mechanism", "PLAIN").upper(),
+            "sasl.username": url.user,
+            "sasl.password": url.password,
+        }
+    common["security.protocol"] = ("SASL_" if url.user else "") + ("SSL" if tls else "PLAINTEXT")
+    protocol = url.option("protocol", "classic")
+    if protocol not in ("classic", "consumer"):
+        raise ConfigError(f"{protocol!r} is neither classic nor consumer", setting="?protocol=")
+    return Settings(
+        common=common,
+        group=url.option("group") or DEFAULT_GROUP,
+        tiers_ms=tiers_of(url),
+        reinject=url.flag("reinject", True),
+        declare=url.flag("declare", True),
+        partitions=int(url.number("partitions", -1, least=1)),
+        replication=int(url.number("replication", -1, least=1)),
+        timeout_s=url.number("timeout_s", 30.0, least=0.1),
+        max_body_bytes=int(url.number("max_body_bytes", DEFAULT_BODY_BYTES, least=1)),
+        compression=url.option("compression", "none"),
+        incremental=protocol == "consumer",
+        session_timeout_s=url.number("session_timeout_s", 45.0, least=1),
+    )
+
+
+def tiers_of(url: BrokerUrl) -> tuple[int, ...]:
+    text = url.options.get("retry_tiers_ms")
+    if text is None:
+        return DEFAULT_TIERS_MS
+    if text.strip().lower() in ("", "off", "none"):
+        return ()
+    try:
+        return check_tiers([int(part) for part in text.split(",")])
+    except (ValueError, ContractError):
+        raise ConfigError(
+            f"{text!r} is not a list of ascending milliseconds like 5000,30000 (or off)",
+            setting="?retry_tiers_ms=",
+        ) from None
+
+
+class Topics:
+    """Knows which topics exist, and makes those that do not unless told otherwise."""
+
+    def __init__(self, settings: Settings, watch: Watch) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._known: set[str] = set()
+        self._admin: AdminClient | None = None
+
+    def ensure(self, topic: str) -> None:
+        if topic in self._known:
+            return
+        if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+            raise ConfigError(
+                f"{topic!r} is not a Kafka topic; use 1 to 249 of letters, digits, dot, dash, underscore"
+            )
+        if not self.exists(topic):
+            if not self._settings.declare:
+                raise QueueMissing(
+                    "no such topic and ?declare=false; create it first", broker=BROKER, queue=topic
+                )
+            self._create(topic)
+        self._known.add(topic)
+
+    def exists(self, topic: str) -> bool:
+        found = self._describe(topic)
+        return found.error is None or found.error.code() not in _MISSING
+
+    def partitions(self, topic: str) -> list[int]:
+        found = self._describe(topic)
+        if found.error is not None:
+            raise our_error(found.error, topic)
+        return sorted(found.partitions)
+
+    def forget(self, topic: str) -> None:
+        self._known.discard(topic)
+
+    def _client(self) -> AdminClient:
+        if self._admin is None:
+            with kafka_errors():
+                config: dict[str, Any] = {**self._settings.common, "error_cb": self._watch.note}
+                self._admin = AdminClient(config)
+        return self._admin
+
+    def _describe(self, topic: str) -> Any:
+        client = self._client()
+        with kafka_errors(topic, self._watch):
+            try:
+                found = client.list_topics(topic, timeout=self._settings.timeout_s).topics[topic]
+            finally:
+                client.poll(0)
+        self._watch.clear()
+        return found
+
+    def _create(self, topic: str) -> None:
+        new = NewTopic(topic, self._settings.partitions, self._settings.replication)
+        made = self._client().create_topics([new], operation_timeout=self._settings.timeout_s)[topic]
+        with kafka_errors(topic, self._watch):
+            try:
+                made.result(self._settings.timeout_s + 5)
+            except KafkaException as exc:
+                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+        deadline = time.monotonic() + _LEADER_WAIT_S
+        while time.monotonic() < deadline:
+            found = self._describe(topic)
+            if found.error is None and all(part.leader >= 0 for part in found.partitions.values()):
+                return
+            time.sleep(0.05)
+        raise BrokerUnavailable(
+            "the new topic has no leader yet; check the cluster's health", broker=BROKER, queue=topic
+        )
+
+
+class Sender:
+    """Sends batches and returns when every replica that must have them has them (acks=all)."""
+
+    def __init__(self, settings: Settings, watch: Watch) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._producer: Any = None
+
+    def send(self, queue: str, records: Sequence[Record]) -> None:
+        """All confirmed, or PublishFailed with the indices that were not; when none was, the
+        error that says why."""
+        for _, value, _, _, _ in records:
+            if len(value) > self._settings.max_body_bytes:
+                raise BodyTooLarge(len(value), self._settings.max_body_bytes, broker=BROKER, queue=queue)
+        failed: dict[int, KafkaError] = {}
+        producer = self._open()
+        with kafka_errors(queue, self._watch):
+            for index, record in enumerate(records):
+                self._produce(producer, record, partial(_note, failed, index))
+            # The deadline of each message is the producer's; this one only guards against a hang.
+            left = producer.flush(self._settings.timeout_s + 5)
+        if left:
+            failed = {index: failed.get(index) or _late() for index in range(len(records))}
+        if failed:
+            self._discard()
+            raise _verdict(queue, records, failed, self._watch)
+        self._watch.clear()
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.flush(self._settings.timeout_s)
+            self._producer = None
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            with kafka_errors():
+                self._producer = Producer(
+                    {
+                        **self._settings.common,
+                        "error_cb": self._watch.note,
+                        "enable.idempotence": True,
+                        "acks": "all",
+                        "linger.ms": 5,
+                        "compression.type": self._settings.compression,
+                        "delivery.timeout.ms": int(self._settings.timeout_s * 1000),
+                        "message.max.bytes": self._settings.max_body_bytes + _FRAMING_BYTES,
+                        "queue.buffering.max.messages": 500_000,
+                        # A clean flush says that the rest was confirmed, so only failures report.
+                        "delivery.report.only.error": True,
+                    }
+                )
+        return self._producer
+
+    def _produce(self, producer: Any, record: Record, report: Any) -> None:
+        topic, value, key, headers, timestamp_ms = record
+        while True:
+            try:
+                producer.produce(
+                    topic, value, key, on_delivery=report, timestamp=timestamp_ms, headers=headers
+                )
+                return
+            except BufferError:
+                producer.poll(0.1)
+
+    def _discard(self) -> None:
+        """After a failure nothing may linger: what we called unconfirmed must not arrive later by
+        itself, and a producer with a gap in its sequence refuses to go on."""
+        producer, self._producer = self._producer, None
+        with contextlib.suppress(KafkaException):
+            producer.purge()
+            producer.flush(1)
+
+
+def _note(failed: dict[int, KafkaError], index: int, error: KafkaError | None, _message: object) -> None:
+    if error is not None:
+        failed[index] = error
+
+
+def _late() -> KafkaError:
+    return KafkaError(KafkaError._MSG_TIMED_OUT)
+
+
+def _verdict(
+    queue: str, records: Sequence[Record], failed: Mapping[int, KafkaError], watch: Watch
+) -> ShinarError:
+    first_index, first = min(failed.items())
+    if len(failed) == len(records):
+        if first.code() in TOO_LARGE:
+            return Unsupported(
+                BROKER,
+                f"take a record of {len(records[first_index][1])} bytes on topic {queue}",
+                "raise max.message.bytes of the topic, or store the payload elsewhere and send a reference",
+            )
+        if watch.denied is not None and first.code() in _UNAVAILABLE:
+            first = watch.denied
+        return our_error(first, queue)
+    return PublishFailed(
+        first.str(), total=len(records), unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
+    )

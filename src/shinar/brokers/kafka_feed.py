@@ -1,0 +1,327 @@
+"""One consumer-group membership on one topic: records out, finished offsets in.
+
+The caller's thread polls when it wants records; a keeper thread commits what is finished and
+polls while the caller is busy, so that a long handler neither loses its partitions nor holds up
+a rebalance. Order of locks: `_polling` (a poll and the callbacks inside it), `_commits` (a commit
+on its way), `_state` (the bookkeeping; never held while the client works).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException, TopicPartition
+
+from shinar.brokers.contract import Delivery, Lapsed
+from shinar.brokers.kafka_client import BROKER, Settings, Watch, kafka_errors, our_error
+from shinar.brokers.kafka_record import delivery_of
+from shinar.brokers.kafka_track import Receipt, Track
+from shinar.clock import Clock
+from shinar.errors import BrokerUnavailable, ShinarError
+
+log = logging.getLogger(__name__)
+
+#: The keeper polls for a caller that has not for this long.
+_KEEP_ALIVE_S: Final = 0.5
+#: Longest single wait inside the client, so that Ctrl-C and close are noticed.
+_SLICE_S: Final = 1.0
+#: Records the keeper may have taken ahead before it pauses the partitions.
+_AHEAD: Final = 100
+#: How long the first reserve may take to join the group, however short its own wait.
+_JOIN_S: Final = 30.0
+#: How long a reserve that must not wait does wait for records the cluster says are there.
+_GRACE_S: Final = 1.0
+
+
+class Feed:
+    def __init__(self, settings: Settings, topic: str, clock: Clock) -> None:
+        self.topic = topic
+        self._settings = settings
+        self._clock = clock
+        self._watch = Watch()
+        self._polling = threading.Lock()
+        self._commits = threading.Lock()
+        self._state = threading.Lock()
+        self._tracks: dict[int, Track] = {}
+        #: Partitions taken away in a rebalance that may yet give them back (eager groups).
+        self._between: dict[int, Track] = {}
+        self._ahead: deque[Delivery] = deque()
+        self._paused = False
+        self._joined = False
+        self._fault: ShinarError | None = None
+        self._polled_s = clock.monotonic_s()
+        self._wake = threading.Event()
+        self._closed = False
+        with kafka_errors(topic):
+            self._consumer = Consumer(self._config())
+            self._consumer.subscribe(
+                [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        self._keeper = threading.Thread(target=self._keep, name=f"shinar-kafka-{topic}", daemon=True)
+        self._keeper.start()
+
+    # -- for the broker
+
+    def take(self, limit: int, wait_s: float) -> list[Delivery]:
+        with self._polling:
+            if self._fault is not None:
+                fault, self._fault = self._fault, None
+                raise fault
+            with kafka_errors(self.topic, self._watch):
+                self._join(wait_s)
+                out = self._from_ahead(limit)
+                if len(out) < limit:
+                    out += self._poll(limit - len(out), 0.0 if out else wait_s)
+            if not out:
+                self._complain_if_down()
+            return out
+
+    def finish(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        lapsed: list[Delivery] = []
+        with self._state:
+            for delivery in deliveries:
+                receipt: Receipt = delivery.receipt
+                if receipt.held:
+                    receipt.track.finish(receipt.offset)
+                else:
+                    lapsed.append(delivery)
+        self._wake.set()
+        return tuple(lapsed)
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        """Kafka cannot take a record back, so we hand it out again ourselves. Its offset stays
+        uncommitted: if we die first, the next owner of the partition reads it again."""
+        lapsed: list[Delivery] = []
+        with self._state:
+            for delivery in deliveries:
+                receipt: Receipt = delivery.receipt
+                if not receipt.held:
+                    lapsed.append(delivery)
+                elif not receipt.track.finished(receipt.offset):
+                    turn = receipt.track.again(receipt.offset)
+                    fresh = msgspec.structs.replace(receipt, turn=turn)
+                    self._ahead.append(msgspec.structs.replace(delivery, receipt=fresh))
+        return tuple(lapsed)
+
+    def commit(self) -> None:
+        """Store what is finished, now."""
+        with self._commits:
+            with self._state:
+                wanted = {track: track.position() for track in self._tracks.values()}
+            moved = {track: at for track, at in wanted.items() if at > track.committed and _passed(track, at)}
+            if not moved:
+                return
+            with kafka_errors(self.topic, self._watch):
+                self._consumer.commit(
+                    offsets=[TopicPartition(self.topic, track.number, at) for track, at in moved.items()],
+                    asynchronous=False,
+                )
+            for track, at in moved.items():
+                track.committed = at
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        self._keeper.join()
+        with contextlib.suppress(ShinarError):
+            self.commit()
+        with kafka_errors(self.topic):
+            self._consumer.close()
+        self._drop(self._tracks)
+        self._drop(self._between)
+
+    def _config(self) -> dict[str, Any]:
+        config = {
+            **self._settings.common,
+            "error_cb": self._watch.note,
+            "group.id": self._settings.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100,
+            "fetch.error.backoff.ms": 100,
+        }
+        if self._settings.incremental:
+            return config | {"group.protocol": "consumer"}
+        return config | {"session.timeout.ms": int(self._settings.session_timeout_s * 1000)}
+
+    # -- polling (under `_polling`)
+
+    def _join(self, wait_s: float) -> None:
+        """An empty answer before the group gave us partitions would be a lie about the queue."""
+        deadline = self._clock.monotonic_s() + max(_JOIN_S, wait_s)
+        while not self._joined:
+            if self._clock.monotonic_s() >= deadline:
+                denied = self._watch.denied
+                if denied is not None:
+                    raise our_error(denied, self.topic)
+                raise BrokerUnavailable(
+                    f"group {self._settings.group} did not let us join within {_JOIN_S:g} s",
+                    broker=BROKER,
+                    queue=self.topic,
+                )
+            self._ahead.extend(self._accept([self._consumer.poll(0.1)]))
+
+    def _from_ahead(self, limit: int) -> list[Delivery]:
+        out: list[Delivery] = []
+        while self._ahead and len(out) < limit:
+            delivery = self._ahead.popleft()
+            if delivery.receipt.held:
+                out.append(delivery)
+        if self._paused and not self._ahead:
+            self._consumer.resume(self._consumer.assignment())
+            self._paused = False
+        return out
+
+    def _poll(self, limit: int, wait_s: float) -> list[Delivery]:
+        out = self._accept(self._consumer.consume(limit, 0))
+        if out:
+            return out
+        if wait_s <= 0:
+            wait_s = _GRACE_S if self._behind() else 0.0
+        deadline = self._clock.monotonic_s() + wait_s
+        while not out and (left_s := deadline - self._clock.monotonic_s()) > 0 and not self._closed:
+            out = self._accept([self._consumer.poll(min(left_s, _SLICE_S))])
+        if out and len(out) < limit:
+            out += self._accept(self._consumer.consume(limit - len(out), 0))
+        return out
+
+    def _behind(self) -> bool:
+        """Does the cluster have records of ours that the client has not fetched yet?"""
+        for track in self._tracks.values():
+            place = TopicPartition(self.topic, track.number)
+            low, high = self._consumer.get_watermark_offsets(place, timeout=self._settings.timeout_s)
+            if max(track.next_offset, low) < high:
+                return True
+        return False
+
+    def _accept(self, messages: Sequence[Any]) -> list[Delivery]:
+        self._polled_s = self._clock.monotonic_s()
+        now_ms = self._clock.epoch_ms()
+        out: list[Delivery] = []
+        faults: list[KafkaError] = []
+        with self._state:
+            for message in messages:
+                if message is None:
+                    continue
+                error = message.error()
+                if error is not None:
+                    faults.append(error)
+                    continue
+                track = self._tracks.get(message.partition())
+                offset = message.offset()
+                # Fetched before a rebalance took the partition away, or before it came back.
+                if track is None or offset < track.next_offset:
+                    continue
+                track.took(offset)
+                out.append(delivery_of(message, self.topic, Receipt(track, offset, 0, message), now_ms))
+        for error in faults:
+            self._refuse(error)
+        return out
+
+    def _refuse(self, error: KafkaError) -> None:
+        if error.code() in (KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED):
+            return  # the second comes with on_lost, which is where it is dealt with
+        if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            self._watch.note(error)
+            return
+        raise our_error(error, self.topic)
+
+    def _complain_if_down(self) -> None:
+        if not (self._watch.down or self._watch.denied):
+            return
+        with kafka_errors(self.topic, self._watch):
+            self._consumer.list_topics(self.topic, timeout=2.0)
+        self._watch.clear()
+
+    # -- rebalances (called by the client inside a poll)
+
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        stored = partitions
+        with contextlib.suppress(KafkaException):  # then the client itself looks the offsets up
+            stored = consumer.committed(partitions, timeout=self._settings.timeout_s) if partitions else []
+        with self._state:
+            starts = [self._start(place) for place in stored]
+            self._drop(self._between)
+        if self._settings.incremental:
+            consumer.incremental_assign(starts)
+        else:
+            consumer.assign(starts)
+        self._paused = False
+        self._joined = True
+
+    def _start(self, place: Any) -> Any:
+        """Where to read a partition from: where we stopped, if it only went round in a rebalance."""
+        track = self._between.pop(place.partition, None)
+        if track is not None and track.committed == place.offset:
+            self._tracks[place.partition] = track
+            return TopicPartition(self.topic, place.partition, track.next_offset)
+        if track is not None:
+            track.live = False  # another member had it in the meantime and got further
+        self._tracks[place.partition] = Track(self.topic, place.partition, max(place.offset, 0), place.offset)
+        # Without a stored offset a queue starts at its oldest record.
+        return TopicPartition(
+            self.topic, place.partition, place.offset if place.offset >= 0 else OFFSET_STORED
+        )
+
+    def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
+        try:
+            self.commit()
+        except ShinarError as exc:
+            log.warning("kafka %s: finished offsets not committed on revoke: %s", self.topic, exc)
+        with self._state:
+            gone = {place.partition: self._tracks.pop(place.partition, None) for place in partitions}
+            kept = {number: track for number, track in gone.items() if track is not None}
+            if self._settings.incremental:
+                self._drop(kept)
+            else:
+                self._between.update(kept)
+
+    def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
+        log.warning("kafka %s: lost %d partitions; their records go to others", self.topic, len(partitions))
+        with self._state:
+            self._drop(self._tracks)
+            self._drop(self._between)
+
+    def _drop(self, tracks: dict[int, Track]) -> None:
+        for track in tracks.values():
+            track.live = False
+        tracks.clear()
+
+    # -- the keeper's own thread
+
+    def _keep(self) -> None:
+        while not self._closed:
+            self._wake.wait(_KEEP_ALIVE_S)
+            self._wake.clear()
+            try:
+                self.commit()
+                self._keep_alive()
+            except ShinarError as exc:
+                log.warning("kafka %s: %s; trying again", self.topic, exc)
+                self._fault = None if exc.transient else exc
+                self._clock.sleep(_KEEP_ALIVE_S)
+
+    def _keep_alive(self) -> None:
+        if self._clock.monotonic_s() - self._polled_s < _KEEP_ALIVE_S or not self._polling.acquire(
+            blocking=False
+        ):
+            return
+        try:
+            with kafka_errors(self.topic, self._watch):
+                self._ahead.extend(self._accept(self._consumer.consume(1, 0)))
+                if len(self._ahead) >= _AHEAD and not self._paused:
+                    self._consumer.pause(self._consumer.assignment())
+                    self._paused = True
+        finally:
+            self._polling.release()
+
+
+def _passed(track: Track, position: int) -> bool:
+    """A fresh partition's position is its start, which says nothing is finished yet."""
+    return track.committed >= 0 or position > 0

@@ -1,0 +1,70 @@
+"""An Outgoing as a Kafka record and a consumed record as a Delivery. No connection, no group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from shinar.brokers.contract import NOTHING, Delivery, Outgoing
+from shinar.brokers.kafka_client import Record
+from shinar.brokers.projection import RESERVED, facts_of, project
+from shinar.settlement.kafka import DELAY_HEADER, ORIGINAL_TOPIC_HEADER
+
+#: Names that only mean something while a record is parked on a tier.
+PARKING: Final = frozenset({DELAY_HEADER, ORIGINAL_TOPIC_HEADER})
+_OURS: Final = RESERVED | PARKING
+#: A cluster refuses a timestamp an hour ahead; one that far off is a damaged `created_at` anyway.
+_FUTURE_MS: Final = 60_000
+
+RawHeaders = list[tuple[str, bytes | None]]
+
+
+def new_record(topic: str, message: Outgoing, now_ms: int) -> Record:
+    """A message as published: its record carries the time the envelope was made."""
+    facts = message.facts or facts_of(message.body)
+    created_ms = facts.created_at or 0
+    stamp_ms = created_ms if 0 < created_ms <= now_ms + _FUTURE_MS else 0
+    return topic, message.body, message.key, headers_of(message), stamp_ms
+
+
+def headers_of(message: Outgoing) -> RawHeaders:
+    return [
+        (name, text.encode("utf-8", "surrogatepass"))
+        for name, text in project("kafka", message).headers.items()
+        if name not in PARKING
+    ]
+
+
+def parked(headers: RawHeaders, tier: Mapping[str, str]) -> RawHeaders:
+    """Headers of a record on a tier: those of the tier win."""
+    kept = [pair for pair in headers if pair[0] not in tier]
+    return kept + [(name, text.encode()) for name, text in tier.items()]
+
+
+def unparked(headers: RawHeaders | None) -> RawHeaders:
+    return [pair for pair in headers or () if pair[0] not in PARKING]
+
+
+def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int) -> Delivery:
+    """A record without a value (a tombstone) has an empty body: poison, as it must be."""
+    user: dict[str, str] = {}
+    ours: dict[str, Any] = {}
+    for name, value in message.headers() or ():
+        if value is None:
+            if name in _OURS:
+                ours.setdefault(name, None)
+            continue
+        # The first header of a name counts, as in the other SDKs.
+        (ours if name in _OURS else user).setdefault(name, value.decode("utf-8", "replace"))
+    return Delivery(
+        message.value() or b"",
+        queue,
+        receipt,
+        user or NOTHING,
+        ours or NOTHING,
+        message.key(),
+        None,
+        received_ms,
+        None,
+        f"{message.partition()}:{message.offset()}",
+    )

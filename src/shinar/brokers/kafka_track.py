@@ -1,0 +1,81 @@
+"""Which records of a partition are finished, and how far its offset may be committed.
+
+Kafka commits a position, not a record: everything below it counts as done. With many records in
+flight the position must therefore stop at the first unfinished one. Pure bookkeeping, no client.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+
+class Track:
+    """One partition for as long as we own it. `live` ends with the ownership, and with it every
+    receipt that points here."""
+
+    __slots__ = ("_done", "_open", "_turns", "committed", "live", "next_offset", "number", "topic")
+
+    def __init__(self, topic: str, number: int, start: int, committed: int) -> None:
+        self.topic = topic
+        self.number = number
+        #: Offset of the next record we expect from the cluster.
+        self.next_offset = start
+        #: Position the group has stored as far as we know; negative when there is none.
+        self.committed = committed
+        self.live = True
+        #: Offsets handed out and not yet passed by `position`, ascending.
+        self._open: deque[int] = deque()
+        #: Finished ones that an unfinished one below them holds up.
+        self._done: set[int] = set()
+        #: How often a record was handed back to us; absent means never.
+        self._turns: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+    def took(self, offset: int) -> None:
+        self._open.append(offset)
+        self.next_offset = offset + 1
+
+    def holds(self, offset: int, turn: int) -> bool:
+        """False once the partition is gone, or somebody else was given the record since."""
+        return self.live and self._turns.get(offset, 0) == turn
+
+    def finish(self, offset: int) -> None:
+        """Idempotent."""
+        opened = self._open
+        if opened and offset >= opened[0]:
+            self._done.add(offset)
+
+    def finished(self, offset: int) -> bool:
+        return not self._open or offset < self._open[0] or offset in self._done
+
+    def again(self, offset: int) -> int:
+        """The record goes round once more; receipts of earlier turns are void."""
+        turn = self._turns[offset] = self._turns.get(offset, 0) + 1
+        return turn
+
+    def position(self) -> int:
+        """First offset that is not finished: what may be committed."""
+        opened, done = self._open, self._done
+        while opened and opened[0] in done:
+            offset = opened.popleft()
+            done.remove(offset)
+            if self._turns:
+                self._turns.pop(offset, None)
+        return opened[0] if opened else self.next_offset
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    track: Track
+    offset: int
+    turn: int
+    #: The client's message: headers as they came, for copies that must keep them.
+    message: Any
+
+    @property
+    def held(self) -> bool:
+        return self.track.holds(self.offset, self.turn)
