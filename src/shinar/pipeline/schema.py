@@ -45,7 +45,7 @@ FROM_BODY: Final = (
     Column("attempts", "long", "earlier deliveries, body and broker reconciled by the rule of the broker"),
     Column("data", "text", "the payload as the exact JSON text that was sent"),
     Column("verdict", "text", "accepted, unsupported_version, no_identity or poison"),
-    Column("reason", "text", "why not accepted; null when it was"),
+    Column("reason", "text", "why it is not accepted, or what it lacks (incomplete); null otherwise"),
     Column("pointer", "text", "RFC 6901 pointer of the offending member, where there is one"),
     Column("warnings", "texts", "pointers of members the contract drops with a warning"),
     Column("dl_reason", "text", "dead_letter.reason: failed, unknown_urn or poison; null on live messages"),

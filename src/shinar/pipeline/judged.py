@@ -1,0 +1,306 @@
+"""Bodies to judged columns at the speed of the Arrow hop, with exactly the verdict of `envelope.judge`.
+
+The canonical envelope is decoded by one typed msgspec call a row, its payload kept as raw text; what that
+call does not check (UTF-8 and numbers no double holds, both inside the payload) is looked for in the whole
+column at once. Every row with anything unusual goes through `judge` itself. Columns are built column by
+column. Knows no broker and no Spark session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from shinar.envelope import Kind, Message, Verdict, judge
+from shinar.envelope.model import MAX_DEPTH, Int64
+from shinar.envelope.text import scan_object
+from shinar.pipeline import schema
+from shinar.pipeline.suspects import suspicious_rows
+
+#: Rows decoded at a time: their Python objects should fit a core's own cache.
+SLICE_ROWS: Final = 2048
+#: First and last millisecond Spark, Python and Delta all can show (the years 1 to 9999).
+TIME_MS: Final = (-62_135_596_800_000, 253_402_300_799_999)
+
+_REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SPACE: Final = 0x20
+_OPEN_BRACE: Final = 0x7B
+
+
+class _Meta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    id: str
+    queue: str
+    lang: str
+    schema_version: Literal[1]
+    created_at: Int64
+
+
+class _DeadLetter(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    reason: str | None = None
+    error: str | None = None
+    exception: str | None = None
+    failed_at: Int64 | None = None
+    original_queue: str | None = None
+    attempts: Int64 | None = None
+    lang: str | None = None
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The canonical envelope. Slow rows are poured into the same shape, with None for what is absent."""
+
+    job: str
+    trace_id: str
+    data: msgspec.Raw
+    meta: _Meta
+    attempts: Int64
+    dead_letter: _DeadLetter | None = None
+
+
+_NO_TEXT: Final = msgspec.Raw(b"")
+_NO_META: Final = _Meta(None, None, None, 1, 0)  # type: ignore[arg-type]  # nulls of a row without a message
+#: Stands for a body that gave no message.
+_NOTHING: Final = _Row(None, None, _NO_TEXT, _NO_META, None)  # type: ignore[arg-type]  # likewise
+
+_decode: Final = msgspec.json.Decoder(_Row).decode
+
+
+class Judged(NamedTuple):
+    """The columns of schema.FROM_BODY by name, and what the body itself calls its queue."""
+
+    columns: Mapping[str, pa.Array]
+    meta_queue: pa.Array
+
+
+def judge_column(bodies: pa.Array) -> Judged:
+    """Judge a binary (or text) column. A null body is judged like an empty one."""
+    bodies = _as_binary(bodies)
+    slices = [
+        _judge_slice(bodies.slice(start, SLICE_ROWS)) for start in range(0, max(len(bodies), 1), SLICE_ROWS)
+    ]
+    if len(slices) == 1:
+        return slices[0]
+    columns = {name: pa.concat_arrays([part.columns[name] for part in slices]) for name in slices[0].columns}
+    return Judged(columns, pa.concat_arrays([part.meta_queue for part in slices]))
+
+
+def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For `mapInArrow` over an archive: needs `body`; takes every delivery column it finds by name."""
+    for batch in batches:
+        yield judged_batch(batch)
+
+
+def judged_batch(batch: pa.RecordBatch, broker: str = "archive") -> pa.RecordBatch:
+    body = _as_binary(batch.column("body"))
+    judged = judge_column(body)
+    known = {name: batch.column(name) for name in batch.schema.names if name in _DELIVERY_TYPES}
+    given = {name: column.cast(_DELIVERY_TYPES[name]) for name, column in known.items()}
+    queue = given.get("queue")
+    given["queue"] = judged.meta_queue if queue is None else pc.coalesce(queue, judged.meta_queue)
+    given.setdefault("broker", repeated(broker, len(body)))
+    given["body"] = body
+    return assemble(judged, given, len(body))
+
+
+def judged_frame(archive: DataFrame) -> DataFrame:
+    """A DataFrame with a `body` column (and any of the delivery columns) as judged rows."""
+    wanted = [name for name in archive.columns if name in _DELIVERY_TYPES]
+    return archive.select(*wanted).mapInArrow(judge_batches, schema.SPARK)
+
+
+def assemble(judged: Judged, delivery: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
+    """All columns in the order of the schema; what nobody knows is null."""
+    found = {**judged.columns, **delivery}
+    arrays = [found[f.name] if f.name in found else pa.nulls(rows, f.type) for f in schema.ARROW]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.ARROW)
+
+
+def repeated(text: str, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), rows)
+
+
+_DELIVERY_TYPES: Final = {
+    column.name: schema.KINDS[column.kind][1] for column in schema.FROM_DELIVERY if column.name != "verdict"
+}
+
+
+def _as_binary(bodies: pa.Array) -> pa.Array:
+    if not pa.types.is_binary(bodies.type):
+        bodies = bodies.cast(pa.binary())
+    return pc.fill_null(bodies, b"") if bodies.null_count else bodies
+
+
+def _judge_slice(bodies: pa.Array) -> Judged:
+    texts: list[bytes] = bodies.to_pylist()
+    rows, refused = _decode_rows(texts)
+    refused.update(suspicious_rows(bodies, texts, MAX_DEPTH))
+    odd: dict[int, Verdict] = {}
+    _examine(texts, rows, refused, odd)
+    job = pa.array([row.job for row in rows], pa.string())
+    trace_id = pa.array([row.trace_id for row in rows], pa.string())
+    data = _join_raw([row.data for row in rows])
+    # Blank texts and a payload that is no object: what the typed call cannot see. They are rare.
+    late = (
+        set(np.flatnonzero(_starts_low(job) | _starts_low(trace_id) | _not_object(data)).tolist())
+        - odd.keys()
+    )
+    if late:
+        _examine(texts, rows, late, odd)
+        job = pa.array([row.job for row in rows], pa.string())
+        trace_id = pa.array([row.trace_id for row in rows], pa.string())
+        data = _join_raw([row.data for row in rows])
+    return _columns(rows, odd, {"urn": job, "trace_id": trace_id, "data": _null_if_empty(data)})
+
+
+def _decode_rows(texts: list[bytes]) -> tuple[list[_Row], set[int]]:
+    rows: list[_Row] = []
+    refused: set[int] = set()
+    append, decode = rows.append, _decode
+    for text in texts:
+        try:
+            append(decode(text))
+        except _REFUSALS:
+            refused.add(len(rows))
+            append(_NOTHING)
+    return rows, refused
+
+
+def _examine(texts: list[bytes], rows: list[_Row], which: set[int], odd: dict[int, Verdict]) -> None:
+    """Judge these exactly, and put what came out where the fast path would have put it."""
+    for index in which:
+        verdict = judge(texts[index])
+        odd[index] = verdict
+        rows[index] = _NOTHING if verdict.message is None else _pour(verdict.message, texts[index])
+
+
+def _pour(message: Message, text: bytes) -> _Row:
+    member = scan_object(text).last("data")
+    data = b"" if member is None else member.value(text)
+    meta, dead = message.meta, message.dead_letter
+    return _Row(
+        _plain(message.urn),
+        _plain(message.trace_id),
+        msgspec.Raw(b"" if data == b"null" else data),
+        _Meta(_plain(meta.id), _plain(meta.queue), _plain(meta.lang), 1, meta.created_at),
+        message.attempts,
+        None
+        if dead is None
+        else _DeadLetter(
+            _plain(dead.reason),
+            _plain(dead.error),
+            _plain(dead.exception),
+            dead.failed_at,
+            _plain(dead.original_queue),
+            dead.attempts,
+            _plain(dead.lang),
+        ),
+    )
+
+
+def _plain(text: Any) -> Any:
+    """Arrow and Spark hold no lone surrogates: such text is shown with its escapes, as it was sent."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _columns(rows: list[_Row], odd: dict[int, Verdict], done: dict[str, pa.Array]) -> Judged:
+    metas = [row.meta for row in rows]
+    columns = {
+        **{name: _null_if_empty(column) for name, column in done.items()},
+        "id": _texts([meta.id for meta in metas]),
+        "lang": _texts([meta.lang for meta in metas]),
+        "created_at": _times([meta.created_at for meta in metas]),
+        "attempts": pa.array([row.attempts for row in rows], pa.int64()),
+        **_verdicts(len(rows), odd),
+        **_dead_letters([row.dead_letter for row in rows]),
+    }
+    return Judged(columns, _texts([meta.queue for meta in metas]))
+
+
+def _verdicts(count: int, odd: dict[int, Verdict]) -> dict[str, pa.Array]:
+    if not odd:
+        return {"verdict": repeated(Kind.ACCEPTED.value, count)} | {
+            name: pa.nulls(count, schema.ARROW.field(name).type) for name in ("reason", "pointer", "warnings")
+        }
+    kinds: list[str] = [Kind.ACCEPTED.value] * count
+    reasons: list[str | None] = [None] * count
+    pointers: list[str | None] = [None] * count
+    warnings: list[list[str] | None] = [None] * count
+    for index, verdict in odd.items():
+        kinds[index] = verdict.kind.value
+        reasons[index] = verdict.reason.value or None
+        pointers[index] = verdict.pointer or None
+        warnings[index] = [warning.pointer for warning in verdict.warnings] or None
+    return {
+        "verdict": pa.array(kinds, pa.string()),
+        "reason": pa.array(reasons, pa.string()),
+        "pointer": pa.array(pointers, pa.string()),
+        "warnings": pa.array(warnings, pa.list_(pa.string())),
+    }
+
+
+def _dead_letters(blocks: list[_DeadLetter | None]) -> dict[str, pa.Array]:
+    fields = _DeadLetter.__struct_fields__
+    if not any(blocks):
+        return {f"dl_{name}": pa.nulls(len(blocks), schema.ARROW.field(f"dl_{name}").type) for name in fields}
+    blank = _DeadLetter()
+    filled = [block or blank for block in blocks]
+    columns: dict[str, pa.Array] = {}
+    for name in fields:
+        values = [getattr(block, name) for block in filled]
+        target = schema.ARROW.field(f"dl_{name}").type
+        columns[f"dl_{name}"] = _times(values) if name == "failed_at" else pa.array(values, target)
+    return columns
+
+
+def _texts(values: list[str]) -> pa.Array:
+    return _null_if_empty(pa.array(values, pa.string()))
+
+
+def _null_if_empty(column: pa.Array) -> pa.Array:
+    """The contract presents what is missing as empty text; a table says null."""
+    empty = pc.equal(pc.binary_length(column), 0)
+    return pc.if_else(empty, None, column) if pc.any(empty).as_py() else column
+
+
+def _times(values: list[int | None]) -> pa.Array:
+    """Epoch milliseconds as timestamps. 0 is the contract's "missing"; both that and what no calendar
+    shows become null (the body keeps it)."""
+    millis = np.fromiter((value or 0 for value in values), np.int64, len(values))
+    absent = (millis == 0) | (millis < TIME_MS[0]) | (millis > TIME_MS[1])
+    micros = np.where(absent, 0, millis) * 1000
+    return pa.array(micros, pa.int64(), mask=absent if absent.any() else None).view(
+        pa.timestamp("us", tz="UTC")
+    )
+
+
+def _join_raw(parts: list[msgspec.Raw]) -> pa.Array:
+    """One text column from raw JSON texts without an object for each: join them, find the seams.
+    No JSON text holds a NUL byte, so it can mark the seams. The bytes were checked to be UTF-8."""
+    ends = np.flatnonzero(np.frombuffer(b"\0".join([*parts, b""]), np.uint8) == 0)
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    offsets[1:] = ends - np.arange(len(parts))
+    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
+
+
+def _first_bytes(column: pa.Array) -> Any:
+    """First byte of every value; 0 for what is empty or null."""
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1]
+    held = column.buffers()[2]
+    values = np.frombuffer(held, np.uint8) if held is not None and held.size else np.zeros(1, np.uint8)
+    starts = np.minimum(offsets[:-1], len(values) - 1)
+    return np.where(offsets[:-1] < offsets[1:], values[starts], 0)
+
+
+def _starts_low(column: pa.Array) -> Any:
+    return _first_bytes(column) <= _SPACE
+
+
+def _not_object(column: pa.Array) -> Any:
+    return _first_bytes(column) != _OPEN_BRACE
