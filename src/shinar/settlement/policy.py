@@ -66,11 +66,11 @@ class Policy:
         _one_of("on_exhausted", self.on_exhausted, get_args(Exhausted))
 
 
-#: What a worker does unless told otherwise: three deliveries about 1 s and 2 s apart, spread by
-#: jitter so that a thousand failures do not come back at the same moment.
-DEFAULT_POLICY: Final = Policy(backoff=Backoff(base_s=1.0, multiplier=2.0, max_s=60.0, jitter="full"))
-
-
 def _one_of(setting: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{value!r} is not one of {', '.join(allowed)}", setting=setting)
+
+
+#: What a worker does unless told otherwise: three deliveries about 1 s and 2 s apart, spread by
+#: jitter so that a thousand failures do not come back at the same moment.
+DEFAULT_POLICY: Final = Policy(backoff=Backoff(base_s=1.0, multiplier=2.0, max_s=60.0, jitter="full"))

@@ -40,6 +40,8 @@ class Traits:
     #: Longest native delay; None when there is no limit.
     max_delay_s: float | None = None
     max_body_bytes: int | None = None
+    #: Any bytes can be a body; False where the broker carries text only (SQS).
+    binary: bool = True
     #: Seconds within which the broker swallows a second message with the same id; None when it never does.
     dedup_window_s: float | None = None
     #: Order is kept per queue for messages nobody handed back.
