@@ -7,15 +7,11 @@ No rule of the envelope lives here: a broker moves bytes, and says what it knows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from shinar.settlement.traits import Traits
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 
 class Facts(msgspec.Struct, frozen=True):
     """What a projection needs of an envelope. Odd or missing values are None and are left out."""
@@ -34,7 +30,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
     body: bytes
     #: Out-of-band headers (traceparent, bq-replay-bypass, the user's own). Contract names are not in here.
-    headers: Mapping[str, str] = NOTHING
+    headers: Mapping[str, str] = {}
     #: Ordering key: Kafka's record key, SQS FIFO's group, Service Bus's session.
     key: bytes | None = None
     delay_s: float = 0.0
@@ -49,9 +45,9 @@ class Delivery(msgspec.Struct, frozen=True):
     queue: str
     #: Opaque: what this broker needs to settle the message. None when it was only browsed.
     receipt: Any = None
-    headers: Mapping[str, str] = NOTHING
+    headers: Mapping[str, str] = {}
     #: The contract's own properties (bq-*) under their native names and in their native types.
-    properties: Mapping[str, Any] = NOTHING
+    properties: Mapping[str, Any] = {}
     key: bytes | None = None
     #: The broker's delivery count as its client reports it; see Traits.count_base.
     native_count: int | None = None
