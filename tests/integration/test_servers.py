@@ -153,3 +153,44 @@ def test_kafka(live_server, name, by_tls):
         assert message.error() is None
         assert (message.value(), message.headers()) == (b"one", [("a", b"b")])
         consumer.close()
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+def test_artemis(live_server, name, by_tls):
+    from proton import Message, SSLDomain, symbol
+    from proton.reactor import ReceiverOption, SenderOption
+    from proton.utils import BlockingConnection
+
+    class Queue(SenderOption, ReceiverOption):
+        """Without the capability the server would make a topic."""
+
+        def apply(self, link):
+            side = link.target if link.is_sender else link.source
+            side.capabilities.put_object(symbol("queue"))
+
+    server = live_server("artemis", tls=by_tls)
+    secure = None
+    if by_tls:
+        secure = SSLDomain(SSLDomain.MODE_CLIENT)
+        secure.set_trusted_ca_db(str(server.tls.ca))
+        secure.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME)
+
+    def connect() -> BlockingConnection:
+        return BlockingConnection(
+            f"amqp{'s' if by_tls else ''}://127.0.0.1:{server.port}",
+            user="shinar",
+            password="secret",
+            allowed_mechs="PLAIN",
+            ssl_domain=secure,
+            timeout=30,
+        )
+
+    link = connect()
+    link.create_sender(name, options=Queue()).send(Message("one", durable=True))
+    link.close()
+    for _ in restarts(server):
+        link = connect()
+        receiver = link.create_receiver(name, credit=1, options=Queue())
+        assert receiver.receive(timeout=30).body == "one"
+        receiver.release(delivered=False)
+        link.close()

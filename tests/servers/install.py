@@ -35,7 +35,8 @@ class Package:
     programs: tuple[str, ...]
 
 
-JAVA = Package("openjdk-17-jre-headless", ("java",))
+#: The compiler, too: the launcher of Artemis is run from its source.
+JAVA = Package("openjdk-17-jdk-headless", ("javac",))
 MAVEN = Package("maven", ("mvn",))
 
 PACKAGES: dict[str, Package] = {

@@ -67,7 +67,9 @@ def properties(home: Path, port: int, controller_port: int, tls: Certificates | 
         "group.consumer.min.heartbeat.interval.ms": "200",
         "group.consumer.session.timeout.ms": "6000",
         "group.consumer.heartbeat.interval.ms": "500",
-        "controlled.shutdown.enable": "false",
+        # After a crash the controller lets the broker in again only when its old session is over.
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
         "num.network.threads": "2",
         "num.io.threads": "2",
         "log.cleaner.dedupe.buffer.size": "4194304",
