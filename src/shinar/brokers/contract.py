@@ -13,6 +13,10 @@ import msgspec
 
 from shinar.settlement.traits import Traits
 
+#: No headers, no properties. A plain dict, so that deliveries pickle; never written to.
+NOTHING: Mapping[str, Any] = {}
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What a projection needs of an envelope. Odd or missing values are None and are left out."""
 
