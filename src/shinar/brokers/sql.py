@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.sql_dialects import table_name, unwrap
 from shinar.brokers.sql_session import CONNECT_OPTIONS, Database, check_options
 from shinar.brokers.sql_table import DEFAULT_PREFIX, Statements, channel, check_queue, insert, schema_sql
@@ -143,10 +143,10 @@ class SqlBroker:
         late: list[Delivery] = []
         with self._database.transaction() as cursor:
             for token, group in by_token.items():
-                cursor.execute(self._sql.ack, (token, self._dialect.ids(list(group))))
+                cursor.execute(self._sql.ack, (token, self._dialect.listed(list(group))))
                 if cursor.rowcount < len(group):
                     # A row that is gone was settled before; one that is still there is somebody else's.
-                    cursor.execute(self._sql.present, (self._dialect.ids(list(group)),))
+                    cursor.execute(self._sql.present, (self._dialect.listed(list(group)),))
                     late += [group[int(row[0])] for row in cursor.fetchall()]
         return tuple(late)
 
@@ -169,7 +169,7 @@ class SqlBroker:
             kept = [(copy, now_ms) for delivery, copy in copies if delivery.receipt in held]
             if held:
                 insert(cursor, self._dialect, self._sql, queue, kept, notify=self._notify)
-                cursor.execute(self._sql.remove, (self._dialect.ids([id_ for id_, _ in held]),))
+                cursor.execute(self._sql.remove, (self._dialect.listed([id_ for id_, _ in held]),))
         return tuple(d for d in deliveries if d.receipt not in held)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
@@ -227,7 +227,7 @@ class SqlBroker:
                 cursor.execute(self._sql.pick, (queue, now_ms, limit))
                 rows = list(cursor.fetchall())
                 if rows:
-                    ids = self._dialect.ids([int(row[0]) for row in rows])
+                    ids = self._dialect.listed([int(row[0]) for row in rows])
                     cursor.execute(self._sql.hold, (token, until_ms, ids))
         received_ms = self._database.clock.epoch_ms()
         return [_delivery(row, queue, received_ms, token, received_ms + self._lease_ms) for row in rows]
@@ -261,7 +261,7 @@ class SqlBroker:
     def _held(self, cursor: Any, deliveries: Sequence[Delivery]) -> set[Receipt]:
         held: set[Receipt] = set()
         for token, group in _by_token(deliveries).items():
-            cursor.execute(self._sql.held, (token, self._dialect.ids(list(group))))
+            cursor.execute(self._sql.held, (token, self._dialect.listed(list(group))))
             held.update((int(row[0]), token) for row in cursor.fetchall())
         return held
 
@@ -271,7 +271,7 @@ class SqlBroker:
         with self._database.transaction() as cursor:
             held = self._held(cursor, deliveries)
             if held:
-                cursor.execute(statement, (available_ms, self._dialect.ids([id_ for id_, _ in held])))
+                cursor.execute(statement, (available_ms, self._dialect.listed([id_ for id_, _ in held])))
         return tuple(d for d in deliveries if d.receipt not in held)
 
     # -- publishing
@@ -300,7 +300,7 @@ def _delivery(
         body=bytes(body),
         queue=queue,
         receipt=None if token is None else (int(id_), token),
-        headers=_HEADERS.decode(headers) if headers else NOTHING,
+        headers=_HEADERS.decode(headers) if headers else {},
         key=None if key is None else bytes(key),
         native_count=int(earlier),
         received_ms=received_ms,

@@ -35,9 +35,9 @@ class Dialect:
     words: Mapping[str, str]
     #: One round trip takes and returns rows; otherwise select for update, then update.
     returning: bool = False
-    #: How a list of ids is compared, and how it is handed over as one parameter.
-    in_ids: str
-    ids: Callable[[Sequence[int]], Any]
+    #: How a column is compared with a list, and how that list is handed over as one parameter.
+    in_list: str
+    listed: Callable[[Sequence[int] | Sequence[str]], Any]
     #: Milliseconds since 1970 by the database's own clock; "" when it is our own machine's.
     now_ms: str = ""
     #: Wakes whoever listens on a channel, once the transaction commits; "" when there is no such thing.
@@ -55,7 +55,7 @@ class Dialect:
     poll_s: float = 0.25
 
     def render(self, text: str, **names: str) -> str:
-        return text.format(**self.words, in_ids=self.in_ids, **names).replace("%s", self.mark)
+        return text.format(**self.words, in_list=self.in_list, **names).replace("%s", self.mark)
 
 
 SQLITE: Final = Dialect(
@@ -79,8 +79,8 @@ SQLITE: Final = Dialect(
         "no_conflict": "",
     },
     returning=True,
-    in_ids="IN (SELECT value FROM json_each(%s))",
-    ids=lambda ids: json.dumps(list(ids)),
+    in_list="IN (SELECT value FROM json_each(%s))",
+    listed=lambda values: json.dumps(list(values)),
     relaxed=("PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"),
     faults={
         "SQLITE_BUSY": "away",
@@ -121,8 +121,8 @@ POSTGRESQL: Final = Dialect(
         "no_conflict": "ON CONFLICT DO NOTHING",
     },
     returning=True,
-    in_ids="= ANY(%s)",
-    ids=list,
+    in_list="= ANY(%s)",
+    listed=list,
     now_ms="SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint",
     notify="SELECT pg_notify(%s, '')",
     listen="LISTEN {channel}",
@@ -171,8 +171,8 @@ MYSQL: Final = Dialect(
         "ignore": "IGNORE",
         "no_conflict": "",
     },
-    in_ids="IN %s",
-    ids=list,
+    in_list="IN %s",
+    listed=list,
     now_ms="SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
     faults={
         "1040": "away",

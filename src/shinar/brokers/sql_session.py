@@ -153,31 +153,40 @@ class Database:
     # -- tables
 
     def ensure(self, table: str, ddl: Sequence[str], *, create: bool) -> None:
-        """See that `table` is there. Without `create` a missing one is an error that holds the SQL."""
+        """See that `table` is there, or hang up. Without `create` a missing one is an error that holds
+        the SQL to run."""
+        try:
+            if not self._has(table):
+                if not create:
+                    script = "\n".join(f"{text};" for text in ddl)
+                    raise QueueMissing(
+                        f"there is no table {table} and ?declare=false forbids creating it; run\n{script}",
+                        broker=self.dialect.name,
+                    )
+                self._create(ddl)
+        except BaseException:
+            self.close()
+            raise
+
+    def _has(self, table: str) -> bool:
         try:
             with self.statement() as cursor:
                 cursor.execute(f"SELECT 1 FROM {table} WHERE 1 = 0")
                 cursor.fetchall()
-            return
-        except QueueMissing as exc:
-            if not self._table_is_missing(exc):
+            return True
+        except QueueMissing:
+            # A database that is not there looks alike, but then there is no connection either.
+            if self._connection is None:
                 raise
-        if not create:
-            script = "\n".join(f"{text};" for text in ddl)
-            raise QueueMissing(
-                f"there is no table {table} and ?declare=false forbids creating it; run\n{script}",
-                broker=self.dialect.name,
-            )
+            return False
+
+    def _create(self, ddl: Sequence[str]) -> None:
         with self.transaction() as cursor:
             if self.dialect.ddl_lock:
                 cursor.execute(self.dialect.ddl_lock)
                 cursor.fetchall()
             for text in ddl:
                 cursor.execute(text)
-
-    def _table_is_missing(self, exc: QueueMissing) -> bool:
-        # A missing database or schema looks alike, but no CREATE TABLE can mend it.
-        return self._connection is not None and getattr(exc.__cause__, "sqlstate", None) != "3D000"
 
 
 def load_driver(dialect: Dialect) -> Any:
