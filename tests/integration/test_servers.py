@@ -194,3 +194,23 @@ def test_artemis(live_server, name, by_tls):
         assert receiver.receive(timeout=30).body == "one"
         receiver.release(delivered=False)
         link.close()
+
+
+@pytest.mark.parametrize("by_tls", [False, True])
+def test_pulsar(live_server, name, by_tls):
+    import pulsar
+
+    server = live_server("pulsar", tls=by_tls)
+    options = {"logger": pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)}
+    if by_tls:
+        options |= {"tls_trust_certs_file_path": str(server.tls.ca), "tls_validate_hostname": True}
+    client = pulsar.Client(server.url, **options)
+    client.subscribe(name, "s", consumer_type=pulsar.ConsumerType.Shared).close()
+    client.create_producer(name).send(b"one", properties={"a": "b"})
+    client.close()
+    for _ in restarts(server):
+        client = pulsar.Client(server.url, **options)
+        consumer = client.subscribe(name, "s", consumer_type=pulsar.ConsumerType.Shared)
+        message = consumer.receive(30_000)
+        assert (message.data(), message.properties()) == (b"one", {"a": "b"})
+        client.close()
