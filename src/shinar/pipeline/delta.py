@@ -1,0 +1,148 @@
+"""Delta tables through delta-rs: the log is written by the driver, the files by whoever has the rows.
+
+No Spark and no jar here. Files of a failed attempt stay where they are, unseen, until `vacuum`.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from shinar.errors import StoreError
+from shinar.pipeline.tables import STATE_DIR, Commit, DataFile, widened
+
+#: Commits between two checkpoints of the log: opening a table stays quick after many batches.
+CHECKPOINT_EVERY: Final = 20
+#: A rival commit (compaction, another job) is tried again this often before we give up.
+COMMIT_TRIES: Final = 15
+
+
+class DeltaStore:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def data_dir(self, table: str, attempt: str) -> Path:
+        return self.root / table / "data" / attempt
+
+    def commit(self, change: Commit) -> bool:
+        table = self._ready(change)
+        if _done(table, change):
+            return False
+        try:
+            table.create_write_transaction(
+                [_action(file) for file in change.files],
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(change.app, change.version)],
+                    custom_metadata={"shinar.app": change.app, "shinar.version": str(change.version)},
+                    max_commit_retries=COMMIT_TRIES,
+                ),
+            )
+        except CommitFailedError as exc:
+            table.update_incremental()
+            if _done(table, change):
+                return False
+            raise StoreError(f"table {change.table}: {exc}; the batch is kept and committed again") from exc
+        return True
+
+    def _ready(self, change: Commit) -> DeltaTable:
+        path = str(self.root / change.table)
+        wanted = change.arrow_schema()
+        if not DeltaTable.is_deltatable(path):
+            DeltaTable.create(
+                path,
+                schema=Schema.from_arrow(wanted),
+                mode="ignore",
+                name=change.table,
+                configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)},
+            )
+        table = DeltaTable(path)
+        have = _arrow(table)
+        missing = [field for field in widened(have, wanted) if field.name not in have.names]
+        if missing:
+            # Its own commit: a new column is harmless when the batch never follows.
+            table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            table = DeltaTable(path)
+        return table
+
+    def committed(self, table: str, app: str) -> int | None:
+        opened = self.open(table)
+        return None if opened is None else opened.transaction_version(app)
+
+    def open(self, table: str) -> DeltaTable | None:
+        try:
+            return DeltaTable(str(self.root / table))
+        except TableNotFoundError:
+            return None
+
+    def files(self, table: str, since_us: int | None = None) -> list[str]:
+        opened = self.open(table)
+        if opened is None:
+            return []
+        if since_us is None:
+            return [_plain(uri) for uri in opened.file_uris()]
+        actions = pa.table(opened.get_add_actions(flatten=True))
+        # delta-rs gives the paths of both calls in the same form, so the root is simply put before.
+        paths = [str(self.root / table / path) for path in actions["path"].to_pylist()]
+        latest = next((name for name in actions.column_names if name in _LATEST), None)
+        if latest is None:
+            return paths
+        edge = datetime.fromtimestamp(since_us / 1_000_000, UTC)
+        kept = zip(paths, actions[latest].to_pylist(), strict=True)
+        return [path for path, last in kept if last is None or last >= edge]
+
+    def schema(self, table: str) -> pa.Schema | None:
+        opened = self.open(table)
+        return None if opened is None else _arrow(opened)
+
+    def tables(self) -> list[str]:
+        logs = self.root.glob("**/_delta_log")
+        names = (log.parent.relative_to(self.root).as_posix() for log in logs)
+        return sorted(name for name in names if not name.startswith(STATE_DIR))
+
+
+#: Statistics that bound the age of a file, by the name delta-rs gives them.
+_LATEST: Final = ("max.received_at", "max._received_at", "max.last_received_at", "max.failed_at")
+
+
+def _done(table: DeltaTable, change: Commit) -> bool:
+    last = table.transaction_version(change.app)
+    return last is not None and last >= change.version
+
+
+def _arrow(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
+
+
+def _plain(uri: str) -> str:
+    return uri.removeprefix("file://")
+
+
+def _action(file: DataFile) -> AddAction:
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if file.time_column and file.first_us is not None and file.last_us is not None:
+        # Milliseconds by the protocol; the upper bound is rounded up so that it stays a bound.
+        stats["minValues"] = {file.time_column: _millis(file.first_us // 1000)}
+        stats["maxValues"] = {file.time_column: _millis(-(-file.last_us // 1000))}
+        stats["nullCount"] = {file.time_column: 0}
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values={},
+        modification_time=int(datetime.now(UTC).timestamp() * 1000),
+        data_change=True,
+        stats=json.dumps(stats),
+    )
+
+
+def _millis(epoch_ms: int) -> str:
+    moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

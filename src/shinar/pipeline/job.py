@@ -1,0 +1,288 @@
+"""`Pipeline`: a queue (or an archive) into tables, batch by batch, exactly once.
+
+This is where the stream, the line of a batch, the journal and the handlers meet; each of them is on its own
+elsewhere. Runs on a session it is given and never starts one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import ConfigError, UsageError
+from shinar.pipeline.batch import Line, Rules
+from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
+from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages
+from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, read, write_atomically
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+#: Messages a micro-batch takes at most, unless told otherwise.
+MAX_RECORDS: Final = 100_000
+_JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
+#: How long the waiting thread sleeps between looks at the stop flag.
+_GLANCE_S: Final = 1
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a run did. `balanced` is part of it because a run that is not never gets here."""
+
+    batches: int = 0
+    received: int = 0
+    messages: int = 0
+    quarantine: int = 0
+    duplicates: int = 0
+    dead_letters: int = 0
+    #: Rows added per table, typed and handled tables included.
+    tables: dict[str, int] = {}
+    queues: dict[str, dict[str, int]] = {}
+    handler_failures: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+    @property
+    def balanced(self) -> bool:
+        return self.received == self.messages + self.quarantine + self.duplicates
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Where a job reads and writes. Names of options are those of the source."""
+
+    url: str | None = None
+    queue: str | None = None
+    job: str | None = None
+    checkpoint: str | None = None
+    table_format: Format | None = None
+    max_records: int = MAX_RECORDS
+    #: Passed to the source as they are.
+    options: Mapping[str, str] = {}
+
+
+class _Stopping(Exception):
+    """Ends the stream between two batches; never leaves this module."""
+
+
+class Pipeline:
+    """
+    pipeline = Pipeline(spark, url="redis://localhost", queue="orders", lake="lake")
+
+    @pipeline.handler("urn:babel:orders:created")
+    def totals(orders):
+        return orders.groupBy("lang").count()
+
+    print(pipeline.run(once=True))
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        lake: str,
+        settings: Settings | None = None,
+        rules: Rules | None = None,
+        clock: Clock = SYSTEM,
+        **given: Any,
+    ) -> None:
+        chosen = _settings(settings or Settings(), rules or Rules(), given)
+        self._spark = spark
+        self._settings, self._rules = chosen
+        self._clock = clock
+        self._store = open_store(lake, self._settings.table_format)
+        self.job = self._settings.job or _job_name(self._settings)
+        if not _JOB.fullmatch(self.job):
+            raise ConfigError("letters, digits, _ and . only", setting="job")
+        self._handlers: list[Handler] = []
+        self._stopping = threading.Event()
+        self._in_hand = threading.Event()
+        self._totals = _Totals()
+        #: Called after every batch, on the driver.
+        self.on_batch: Callable[[Manifest], None] | None = None
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def handler(self, *patterns: str, name: str | None = None) -> Callable[[Transform], Transform]:
+        """Register a DataFrame -> DataFrame function for URNs (exact, `prefix*` or `*`)."""
+
+        def register(transform: Transform) -> Transform:
+            label = name or str(getattr(transform, "__name__", ""))
+            if any(handler.name == label for handler in self._handlers):
+                raise ConfigError("is registered twice; give one of them a name=", setting=f"handler {label}")
+            self._handlers.append(make(label, patterns or ("*",), transform))
+            return transform
+
+        return register
+
+    def table(self, name: str) -> DataFrame:
+        return read(self._spark, self._store, name)
+
+    def run(self, *, once: bool = False) -> Summary:
+        """Read until the queue is drained (`once`) or until `stop`. Returns what was done."""
+        started_s = self._clock.monotonic_s()
+        self._totals = _Totals()
+        query = self.start(once=once)
+        try:
+            self._wait(query)
+        finally:
+            if query.isActive:
+                query.stop()
+        return self._totals.summary(self._clock.monotonic_s() - started_s)
+
+    def start(self, *, once: bool = False, interval: str | None = None) -> StreamingQuery:
+        """The stream as Spark's own query object, for programs that have other things to do."""
+        self._stopping.clear()
+        checkpoint = self._checkpoint()
+        epoch = _epoch(checkpoint)
+        sweep_stages(self._store, self.job, epoch)
+
+        def one_batch(rows: DataFrame, number: int) -> None:
+            if self._stopping.is_set():
+                raise _Stopping
+            self._in_hand.set()
+            try:
+                self._step(rows, BatchId(self.job, epoch, int(number)))
+            finally:
+                self._in_hand.clear()
+
+        writer = (
+            self._source()
+            .writeStream.queryName(f"shinar-{self.job}")
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(one_batch)
+        )
+        if once:
+            writer = writer.trigger(availableNow=True)
+        elif interval:
+            writer = writer.trigger(processingTime=interval)
+        return writer.start()
+
+    def process(self, rows: DataFrame, batch: BatchId | None = None) -> Summary:
+        """One batch from a DataFrame of judged rows: an archive, or a test."""
+        started_s = self._clock.monotonic_s()
+        self._totals = _Totals()
+        self._step(rows, batch or BatchId(self.job, uuid.uuid4().hex, 0))
+        return self._totals.summary(self._clock.monotonic_s() - started_s)
+
+    def stop(self) -> None:
+        """Finish the batch in hand, then end `run`. May be called from a signal handler."""
+        self._stopping.set()
+
+    def retry_handlers(self) -> list[Pending]:
+        return self._runner().retry(self._spark)
+
+    def _step(self, rows: DataFrame, batch: BatchId) -> None:
+        session = rows.sparkSession
+        journal = Journal(self._store, batch.job, batch.epoch)
+        manifest = journal.done_batch(batch.number)
+        if manifest is None:
+            manifest = journal.open_batch(batch.number)
+            if manifest is None:
+                prepared = Line(session, self._store, self._rules, self._clock).prepare(rows, batch)
+                if prepared is None:
+                    return
+                manifest = journal.record(prepared)
+            journal.carry_out(manifest)
+            self._totals.add(manifest)
+        failed = self._runner().after(session, manifest)
+        self._totals.failures += [f"{p.batch.name}: {p.error}" for p in failed]
+        if self.on_batch is not None:
+            self.on_batch(manifest)
+
+    def _runner(self) -> Runner:
+        return Runner(self._store, self.job, self._handlers, self._clock)
+
+    def _source(self) -> DataFrame:
+        settings = self._settings
+        if not settings.url:
+            raise UsageError("Pipeline needs url= to read a stream; use process(rows) for a DataFrame")
+        from shinar.pipeline.session import register
+
+        register(self._spark)
+        reader = self._spark.readStream.format("shinar").option("url", settings.url)
+        if settings.queue:
+            reader = reader.option("queue", settings.queue)
+        reader = reader.option("maxRecordsPerTrigger", str(settings.max_records))
+        reader = reader.option("landing", str(self._store.root / STATE_DIR / "landing" / self.job))
+        reader = reader.option("stream", self.job)
+        for name, value in settings.options.items():
+            reader = reader.option(name, value)
+        return reader.load()
+
+    def _checkpoint(self) -> Path:
+        given = self._settings.checkpoint
+        return Path(given) if given else self._store.root / STATE_DIR / "checkpoints" / self.job
+
+    def _wait(self, query: StreamingQuery) -> None:
+        from pyspark.errors import StreamingQueryException
+
+        try:
+            while not query.awaitTermination(_GLANCE_S):
+                if self._stopping.is_set() and not self._in_hand.is_set():
+                    query.stop()
+        except StreamingQueryException as exc:
+            if not (self._stopping.is_set() and _Stopping.__name__ in str(exc)):
+                raise
+
+
+class _Totals:
+    def __init__(self) -> None:
+        self.batches = 0
+        self.rows: Counter[str] = Counter()
+        self.queues: dict[str, Counter[str]] = {}
+        self.failures: list[str] = []
+
+    def add(self, manifest: Manifest) -> None:
+        self.batches += 1
+        for commit in manifest.commits:
+            self.rows[commit.table] += commit.rows
+        for balance in manifest.balances:
+            counts = msgspec.structs.asdict(balance)
+            self.queues.setdefault(counts.pop("queue"), Counter()).update(counts)
+
+    def summary(self, took_s: float) -> Summary:
+        return Summary(
+            batches=self.batches,
+            received=sum(queue["received"] for queue in self.queues.values()),
+            messages=self.rows["messages"],
+            quarantine=self.rows["quarantine"],
+            duplicates=self.rows["duplicates"],
+            dead_letters=self.rows["dead_letters"],
+            tables=dict(sorted(self.rows.items())),
+            queues={name: dict(counts) for name, counts in sorted(self.queues.items())},
+            handler_failures=tuple(self.failures),
+            took_s=took_s,
+        )
+
+
+def _settings(settings: Settings, rules: Rules, given: Mapping[str, Any]) -> tuple[Settings, Rules]:
+    """Keyword arguments go to whichever of the two has a field of that name."""
+    for name in given:
+        if name not in Settings.__struct_fields__ and name not in Rules.__struct_fields__:
+            known = ", ".join(sorted({*Settings.__struct_fields__, *Rules.__struct_fields__}))
+            raise ConfigError(f"is no setting of a pipeline; there are {known}", setting=name)
+    mine = {name: value for name, value in given.items() if name in Settings.__struct_fields__}
+    theirs = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
+    return msgspec.structs.replace(settings, **mine), msgspec.structs.replace(rules, **theirs)
+
+
+def _job_name(settings: Settings) -> str:
+    name = settings.queue or (settings.url or "batch").rstrip("/").rpartition("/")[2].partition("?")[0]
+    return re.sub(r"[^A-Za-z0-9_.]", "_", name).strip("_.")[:64] or "batch"
+
+
+def _epoch(checkpoint: Path) -> str:
+    """One per checkpoint, kept inside it: whoever deletes the checkpoint starts a new count of batches."""
+    path = checkpoint / "shinar-epoch"
+    if not path.exists():
+        write_atomically(path, uuid.uuid4().hex.encode())
+    return path.read_text().strip()

@@ -1,0 +1,393 @@
+"""Payloads as typed columns: what a value is, which column it gets, and when it does not fit.
+
+Nested objects become columns `parent__child`; an array of one scalar type stays an array; any other array,
+and what lies too deep, is kept as JSON text. Integers are int64 or decimal, fractions decimal, and a double
+only where no digit is lost. Pure values and Arrow, no Spark, no files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from shinar.errors import ConfigError
+
+#: Objects nested deeper than this are kept as JSON text.
+MAX_DEPTH: Final = 4
+#: Columns a typed table may grow to; fields beyond go into `_extra` (a payload with ids as keys has no end).
+MAX_COLUMNS: Final = 300
+#: Decimal places of a column of fractions: enough for money, rates and coordinates.
+SCALE: Final = 18
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+#: Kind of column -> its Arrow type.
+TYPES: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "long": pa.int64(),
+    "bigint": pa.decimal128(38, 0),
+    "decimal": pa.decimal128(38, SCALE),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "json": pa.string(),
+    "booleans": pa.list_(pa.bool_()),
+    "longs": pa.list_(pa.int64()),
+    "decimals": pa.list_(pa.decimal128(38, SCALE)),
+    "strings": pa.list_(pa.string()),
+}
+
+#: What the row itself carries before the payload; the underscore keeps a payload's own `id` free.
+ENVELOPE: Final = pa.schema(
+    [
+        pa.field("_id", pa.string()),
+        pa.field("_urn", pa.string()),
+        pa.field("_trace_id", pa.string()),
+        pa.field("_queue", pa.string()),
+        pa.field("_lang", pa.string()),
+        pa.field("_created_at", pa.timestamp("us", tz="UTC")),
+        pa.field("_received_at", pa.timestamp("us", tz="UTC")),
+        pa.field("_attempts", pa.int64()),
+        pa.field("_batch", pa.string()),
+        pa.field("_extra", pa.string()),
+    ]
+)
+
+#: Python types whose values go into a column without a look at each one.
+_PLAIN: Final[dict[str, frozenset[type]]] = {
+    "boolean": frozenset({bool}),
+    "long": frozenset({int}),
+    "bigint": frozenset({int}),
+    "decimal": frozenset({int, Decimal}),
+    "string": frozenset({str}),
+}
+#: Kinds an array's element may have, and the kind the array then has.
+_ARRAYS: Final = {"boolean": "booleans", "long": "longs", "decimal": "decimals", "string": "strings"}
+_ELEMENT: Final = {array: element for element, array in _ARRAYS.items()}
+#: When a batch shows several kinds for one new field the most frequent wins, then the first of these.
+_FAMILIES: Final = ("string", "number", "boolean", "object", "array")
+
+_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
+
+KeyPath = tuple[str, ...]
+
+
+class Column(msgspec.Struct, frozen=True):
+    path: KeyPath
+    name: str
+    kind: str
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The payload columns of one typed table, in the order they came."""
+
+    columns: tuple[Column, ...] = ()
+
+    def arrow(self) -> pa.Schema:
+        return pa.schema([*ENVELOPE, *(pa.field(c.name, TYPES[c.kind]) for c in self.columns)])
+
+    def objects(self) -> set[KeyPath]:
+        return {column.path[:depth] for column in self.columns for depth in range(1, len(column.path))}
+
+    def with_new(self, kinds: Mapping[KeyPath, str]) -> Columns:
+        taken = {name.lower() for name in ENVELOPE.names} | {c.name.lower() for c in self.columns}
+        grown = list(self.columns)
+        for path in sorted(kinds):
+            if len(grown) >= MAX_COLUMNS:
+                break
+            name = _column_name(path, taken)
+            taken.add(name.lower())
+            grown.append(Column(path, name, kinds[path]))
+        return Columns(tuple(grown))
+
+
+class Clash(msgspec.Struct, frozen=True):
+    pointer: str
+    reason: str
+
+
+#: Path -> how often each kind of value was seen there.
+Seen = dict[KeyPath, Counter[str]]
+
+
+def pointer(path: Sequence[str]) -> str:
+    return "/data" + "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
+
+
+def _column_name(path: KeyPath, taken: set[str]) -> str:
+    plain = "__".join(re.sub(r"\W", "_", key, flags=re.ASCII) or "_" for key in path)[:120]
+    # Spark compares names without case; a leading underscore belongs to the envelope.
+    plain = f"f{plain}" if plain.startswith("_") else plain
+    if plain.lower() not in taken:
+        return plain
+    return f"{plain}_{sha256(json.dumps(path).encode()).hexdigest()[:6]}"
+
+
+def decode(text: str) -> dict[str, Any]:
+    """The payload of an accepted message; fractions stay decimal."""
+    try:
+        value = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        # Lone surrogate escapes are legal in the contract and unknown to msgspec.
+        value = json.loads(text, parse_float=Decimal)
+    return value if isinstance(value, dict) else {}
+
+
+def kind_of(value: Any) -> str | None:
+    """What a single value asks for; None says nothing (null, empty)."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "long" if INT64_MIN <= value <= INT64_MAX else "bigint" if abs(value) < 10**38 else "json"
+    if isinstance(value, Decimal):
+        return "decimal" if fits(value, "decimal") else "double"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, dict):
+        return "object" if value else None
+    return _array_kind(value)
+
+
+def _array_kind(values: list[Any]) -> str | None:
+    kinds = {kind for kind in map(kind_of, values) if kind}
+    if not kinds:
+        return None
+    if kinds == {"long", "decimal"}:
+        return "decimals"
+    return _ARRAYS.get(kinds.pop(), "json") if len(kinds) == 1 else "json"
+
+
+def decide(counts: Mapping[str, int]) -> str:
+    """The kind of a new column from what one batch showed of it."""
+    families: Counter[str] = Counter()
+    for kind, count in counts.items():
+        families[_family(kind)] += count
+    best = max(_FAMILIES, key=lambda family: (families[family], -_FAMILIES.index(family)))
+    kinds = {kind for kind in counts if _family(kind) == best}
+    if best == "number":
+        return next(kind for kind in ("double", "decimal", "bigint", "long") if kind in kinds)
+    if best == "array":
+        return kinds.pop() if len(kinds) == 1 else "decimals" if kinds == {"longs", "decimals"} else "json"
+    return best
+
+
+def _family(kind: str) -> str:
+    if kind in ("long", "bigint", "decimal", "double"):
+        return "number"
+    return kind if kind in ("string", "boolean", "object") else "array"
+
+
+def decide_all(seen: Seen) -> dict[KeyPath, str]:
+    """Columns for new fields: objects are entered, and what lies under a non-object is left out."""
+    kinds: dict[KeyPath, str] = {}
+    objects: set[KeyPath] = {()}
+    for path in sorted(seen, key=lambda path: (len(path), path)):
+        if path[:-1] not in objects and any(path[:depth] in seen for depth in range(1, len(path))):
+            continue
+        kind = decide(seen[path])
+        if kind == "object":
+            objects.add(path)
+        else:
+            kinds[path] = kind
+    return kinds
+
+
+def fits(value: Any, kind: str) -> bool:
+    return coerce(value, kind) is not None
+
+
+def coerce(value: Any, kind: str) -> Any:
+    """The value as a column of `kind` stores it, or None when it would lose something."""
+    if kind in _ELEMENT:
+        if not isinstance(value, list):
+            return None
+        items = [None if item is None else coerce(item, _ELEMENT[kind]) for item in value]
+        lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
+        return None if lost else items
+    if kind == "json":
+        scalar = not isinstance(value, list | dict) and kind_of(value) != "json"
+        return None if scalar else as_text(value)
+    if kind == "string":
+        return value if isinstance(value, str) and _is_utf8(value) else None
+    if kind == "boolean":
+        return value if isinstance(value, bool) else None
+    return _number(value, kind)
+
+
+def _number(value: Any, kind: str) -> int | float | Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return None
+    exact = Decimal(value)
+    if kind == "double":
+        near = float(exact)
+        return near if Decimal(repr(near)) == exact else None
+    if kind in ("long", "bigint"):
+        if exact != exact.to_integral_value():
+            return None
+        limit = 2**63 if kind == "long" else 10**38
+        whole = int(exact) if exact.adjusted() < 39 else None
+        if whole is None or not -limit <= whole < limit:
+            return None
+        return whole if kind == "long" else Decimal(whole)
+    try:
+        scaled = exact.quantize(Decimal(1).scaleb(-SCALE), context=_WIDE)
+    except InvalidOperation:
+        return None
+    return scaled if scaled == exact else None
+
+
+_WIDE: Final = Context(prec=38)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_text(value: Any) -> str:
+    try:
+        return _ENCODER.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(value, default=str)
+
+
+class Block:
+    """Some payloads of one table turned into columns under known `Columns`.
+
+    After the call: `arrays` by column name, `clashes` by row, `seen` for fields that have no column yet.
+    """
+
+    def __init__(self, payloads: Sequence[Mapping[str, Any]], known: Columns | None) -> None:
+        self._known = known is not None
+        self._columns = {column.path: column for column in (known or Columns()).columns}
+        self._objects = (known or Columns()).objects()
+        self._full = len(self._columns) >= MAX_COLUMNS
+        self._rows = len(payloads)
+        self.arrays: dict[str, pa.Array] = {}
+        self.clashes: dict[int, Clash] = {}
+        self.seen: Seen = {}
+        self.extra: dict[int, dict[str, Any]] = {}
+        self._level((), payloads)
+
+    def _level(self, prefix: KeyPath, rows: Sequence[Mapping[str, Any] | None]) -> None:
+        keys = set(chain.from_iterable(row for row in rows if row))
+        for key in sorted(keys):
+            path = (*prefix, key)
+            values = [row.get(key) if row else None for row in rows]
+            column = self._columns.get(path)
+            if column is not None:
+                self.arrays[column.name] = self._convert(column, values)
+            elif path in self._objects:
+                self._enter(path, values)
+            elif self._full:
+                self._overflow(path, values)
+            else:
+                self._observe(path, values)
+
+    def _enter(self, path: KeyPath, values: Sequence[Any]) -> None:
+        if not set(map(type, values)) <= {dict, type(None)}:
+            for row, value in enumerate(values):
+                if value is not None and not isinstance(value, dict):
+                    self._clash(row, path, f"object in the table, {kind_of(value)} here")
+        self._level(path, [value if isinstance(value, dict) else None for value in values])
+
+    def _observe(self, path: KeyPath, values: Sequence[Any]) -> None:
+        deep = len(path) >= MAX_DEPTH
+        kinds = Counter(kind for kind in map(kind_of, values) if kind)
+        if deep and "object" in kinds:
+            kinds["json"] += kinds.pop("object")
+        if kinds.get("object"):
+            before = len(self.seen)
+            self._level(path, [value if isinstance(value, dict) else None for value in values])
+            if len(self.seen) == before:
+                # Nothing but nulls inside: it says nothing yet.
+                del kinds["object"]
+        if kinds:
+            self.seen[path] = kinds
+
+    def _overflow(self, path: KeyPath, values: Sequence[Any]) -> None:
+        for row, value in enumerate(values):
+            if value is not None:
+                self.extra.setdefault(row, {})[pointer(path).removeprefix("/data")] = value
+
+    def _convert(self, column: Column, values: list[Any]) -> pa.Array:
+        kinds = set(map(type, values)) - {type(None)}
+        if kinds <= _PLAIN.get(column.kind, frozenset()):
+            try:
+                return pa.array(values, TYPES[column.kind])
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
+                pass  # One of them does not fit: look at each.
+        stored = [None if value is None else coerce(value, column.kind) for value in values]
+        for row, (value, new) in enumerate(zip(values, stored, strict=True)):
+            if value is not None and new is None:
+                self._clash(row, column.path, f"{column.kind} in the table, {kind_of(value)} here")
+        return pa.array(stored, TYPES[column.kind])
+
+    def _clash(self, row: int, path: KeyPath, text: str) -> None:
+        self.clashes.setdefault(row, Clash(pointer(path), f"type_clash: {text}"))
+
+
+def merge_seen(parts: Iterable[Seen]) -> Seen:
+    merged: Seen = {}
+    for part in parts:
+        for path, counts in part.items():
+            merged.setdefault(path, Counter()).update(counts)
+    return merged
+
+
+def load_registry(path: str | Path) -> dict[str, Columns]:
+    """Columns per URN from a `registry.json`; a field it does not name is still inferred."""
+    file = Path(path)
+    try:
+        entries = json.loads(file.read_text())["schemas"]
+        schemas = {entry["urn"]: json.loads((file.parent / entry["schema"]).read_text()) for entry in entries}
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(f"cannot be read: {exc}", setting="registry", origin=str(path)) from None
+    return {urn: Columns().with_new(dict(_from_schema((), body))) for urn, body in schemas.items()}
+
+
+def _from_schema(path: KeyPath, body: Mapping[str, Any]) -> Iterable[tuple[KeyPath, str]]:
+    for key, part in (body.get("properties") or {}).items():
+        if not isinstance(part, dict):
+            continue
+        here = (*path, key)
+        if _schema_type(part) == "object" and part.get("properties") and len(here) < MAX_DEPTH:
+            yield from _from_schema(here, part)
+            continue
+        kind = _schema_kind(part)
+        if kind:
+            yield here, kind
+
+
+def _schema_type(part: Mapping[str, Any]) -> str | None:
+    named = part.get("type")
+    if isinstance(named, list):
+        rest = [name for name in named if name != "null"]
+        named = rest[0] if len(rest) == 1 else None
+    return named if isinstance(named, str) else None
+
+
+def _schema_kind(part: Mapping[str, Any]) -> str | None:
+    named = _schema_type(part)
+    simple = {"integer": "long", "number": "decimal", "string": "string", "boolean": "boolean"}
+    if named in simple:
+        return simple[named]
+    if named == "array":
+        items = part.get("items")
+        inner = _schema_kind(items) if isinstance(items, dict) else None
+        return _ARRAYS.get(inner or "", "json")
+    return "json" if named == "object" else None
