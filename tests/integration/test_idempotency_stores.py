@@ -309,21 +309,21 @@ def test_each_effect_happens_once_whatever_is_killed(tmp_path: Path) -> None:
     ids = [f"m-{n}" for n in range(3000)]
     chance = random.Random(7)
     context = multiprocessing.get_context("spawn")
-    kills, halfway = 0, False
-    while True:
+    for _ in range(6):
         process = context.Process(target=_apply, args=(path, ids))
         process.start()
-        process.join(None if kills >= 6 else 0.35 + chance.random() * 0.3)
-        if process.exitcode == 0:
-            break
+        goal = _count(path) + chance.randint(1, 400)
+        while _count(path) < goal:
+            time.sleep(chance.random() / 500)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        kills += 1
-        halfway |= 0 < _count(path) < len(ids)
+        assert process.exitcode == -signal.SIGKILL, "it was done before the kill: nothing is proved"
+    process = context.Process(target=_apply, args=(path, ids))
+    process.start()
+    process.join()
     with sqlite3.connect(path) as check:
         total = check.execute("SELECT total FROM account").fetchone()[0]
     check.close()
-    assert halfway, "no kill fell into the work: the test proved nothing"
     assert (total, _count(path)) == (len(ids), len(ids))
 
 
