@@ -1,0 +1,288 @@
+"""phpmq://, phpmqs:// and phpmq+unix:// — the embedded broker (`shinar broker serve`) and its extension.
+
+Publishes are confirmed after the server's commit, receipts settle from any process, moves are atomic.
+A reservation ends with its lease and with the connection that made it; with ?hold=lease it outlives the
+connection. Plain PHPMQ servers have none of this and are refused by their own silence.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.url import BrokerUrl
+from shinar.clock import Clock
+from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, ConfigError, PublishFailed
+from shinar.phpmq.client import NAME, Address, Client
+from shinar.phpmq.protocol import extension as ext
+from shinar.settlement.traits import Traits
+
+#: Seconds a reservation lasts unless the URL says otherwise (?lease_s=).
+DEFAULT_LEASE_S: Final = 60.0
+DEFAULT_PORT: Final = 9100
+#: One publish frame: large enough to share a commit, small enough for the server's limits.
+CHUNK_MESSAGES: Final = 2_000
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+#: Publish frames on their way before the first confirmation is awaited.
+CHUNKS_IN_FLIGHT: Final = 8
+#: The server answers a reserve after at most this; a longer wait asks again.
+LONGEST_WAIT_S: Final = 30.0
+BROWSE_PAGE: Final = 500
+
+OPTIONS: Final = frozenset({"lease_s", "timeout_s", "token", "hold", "declare", "ca", "cert", "cert_key"})
+
+#: What settles a delivery: its batch's token and its own key.
+Receipt = tuple[int, int]
+T = TypeVar("T")
+
+
+def traits(url: BrokerUrl) -> Traits:
+    return Traits(
+        name=NAME,
+        key=True,
+        attempts="max",
+        count_base=0,
+        lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001),
+        portable_receipts=True,
+        atomic_move=True,
+        release_counts=True,
+    )
+
+
+def connect(url: BrokerUrl, clock: Clock) -> PhpmqBroker:
+    return PhpmqBroker(url, clock)
+
+
+class PhpmqBroker:
+    def __init__(self, url: BrokerUrl, clock: Clock) -> None:
+        self.traits = traits(url)
+        self._clock = clock
+        self._address = _address(url)
+        self._timeout_s = url.number("timeout_s", 30.0, least=0.1)
+        self._lease_ms = int((self.traits.lease_s or DEFAULT_LEASE_S) * 1000)
+        hold = url.option("hold", "connection")
+        if hold not in ("connection", "lease"):
+            raise ConfigError(f"{hold!r} is neither connection nor lease", setting="?hold=")
+        self._detached = hold == "lease"
+        self._create = url.flag("declare", True)
+        self._opened: Client | None = None
+        self._pid = 0
+        self._client()
+
+    # -- the contract
+
+    def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
+        client = self._client()
+        limit = client.welcome.max_body_bytes
+        for message in messages:
+            if len(message.body) > limit:
+                raise BodyTooLarge(len(message.body), limit, broker=NAME, queue=queue)
+        confirmed = 0
+        waiting: list[tuple[int, int]] = []
+        try:
+            for chunk in _chunks(messages):
+                request = ext.Publish(client.tag(), queue, [_item(one) for one in chunk], self._create)
+                waiting.append((client.send(request), len(chunk)))
+                if len(waiting) >= CHUNKS_IN_FLIGHT:
+                    confirmed += self._confirm(client, waiting)
+            while waiting:
+                confirmed += self._confirm(client, waiting)
+        except BrokerError as exc:
+            client.close()
+            if not confirmed:
+                raise
+            raise PublishFailed(
+                str(exc), total=len(messages), unconfirmed=tuple(range(confirmed, len(messages))), queue=queue
+            ) from exc
+
+    def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
+        deadline_s = self._clock.monotonic_s() + wait_s
+        while True:
+            left_s = min(max(0.0, deadline_s - self._clock.monotonic_s()), LONGEST_WAIT_S)
+            batch = self._safely(partial(self._reserve, queue=queue, limit=limit, wait_s=left_s))
+            if batch.items or self._clock.monotonic_s() >= deadline_s:
+                return self._deliveries(queue, batch)
+
+    def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        return self._settle(deliveries, lambda tag, held: ext.Ack(tag, held))
+
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+        delay_ms = int(max(0.0, delay_s) * 1000)
+        return self._settle(deliveries, lambda tag, held: ext.Release(tag, held, delay_ms))
+
+    def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
+        lease_ms = int(lease_s * 1000)
+        return self._settle(deliveries, lambda tag, held: ext.Extend(tag, held, lease_ms))
+
+    def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
+        client = self._client()
+        lapsed: set[Receipt] = set()
+        begin = 0
+        for part in _chunks([copy for _, copy in copies]):
+            pairs = copies[begin : begin + len(part)]
+            begin += len(part)
+            moved = [
+                ext.Copy(delivery.receipt[0], delivery.receipt[1], _item(copy)) for delivery, copy in pairs
+            ]
+            request = ext.Move(client.tag(), queue, moved, self._create)
+            lapsed |= _receipts(client.call(request, list[ext.Held]))
+        return tuple(delivery for delivery, _ in copies if delivery.receipt in lapsed)
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
+        after, left = 0, limit
+        while left is None or left > 0:
+            size = BROWSE_PAGE if left is None else min(left, BROWSE_PAGE)
+            page = self._safely(partial(_page, queue=queue, after=after, size=size))
+            if not page:
+                return
+            for item in page:
+                yield self._delivery(queue, item, None, None, item.published_ms)
+            after = page[-1].key
+            left = None if left is None else left - len(page)
+
+    def depth(self, queue: str) -> Depth:
+        found = self._safely(partial(_depth, queue=queue))
+        if found is None:
+            return Depth(0, 0, 0, None)
+        age_s = max(0.0, (self._clock.epoch_ms() - found.oldest_ms) / 1000) if found.oldest_ms else None
+        return Depth(found.ready, found.reserved, found.delayed, age_s)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    # -- requests
+
+    def _reserve(self, client: Client, queue: str, limit: int, wait_s: float) -> ext.Batch:
+        request = ext.Reserve(
+            client.tag(), queue, limit, int(wait_s * 1000), self._lease_ms, self._detached, self._create
+        )
+        return client.call(request, ext.Batch, wait_s=wait_s)
+
+    def _confirm(self, client: Client, waiting: list[tuple[int, int]]) -> int:
+        tag, size = waiting.pop(0)
+        client.receive(tag, int)
+        return size
+
+    def _settle(
+        self,
+        deliveries: Sequence[Delivery],
+        make: Callable[[int, list[ext.Held]], ext.Ack | ext.Release | ext.Extend],
+    ) -> Lapsed:
+        if not deliveries:
+            return ()
+        groups: dict[int, list[int]] = {}
+        for delivery in deliveries:
+            token, key = delivery.receipt
+            groups.setdefault(token, []).append(key)
+        client = self._client()
+        held = [ext.Held(token, keys) for token, keys in groups.items()]
+        missing = client.call(make(client.tag(), held), list[ext.Held])
+        if not missing:
+            return ()
+        lapsed = _receipts(missing)
+        return tuple(delivery for delivery in deliveries if delivery.receipt in lapsed)
+
+    def _client(self) -> Client:
+        """The open connection, or a new one; a forked child never talks on its parent's."""
+        if self._opened is None or self._opened.closed or self._pid != os.getpid():
+            self._opened = Client(self._address, timeout_s=self._timeout_s)
+            self._pid = os.getpid()
+        return self._opened
+
+    def _safely(self, action: Callable[[Client], T]) -> T:
+        """Something that may be asked twice: once more, if the connection had died unnoticed."""
+        fresh = self._opened is None or self._opened.closed
+        client = self._client()
+        try:
+            return action(client)
+        except BrokerUnavailable:
+            if fresh:
+                raise
+            client.close()
+            return action(self._client())
+
+    # -- values
+
+    def _deliveries(self, queue: str, batch: ext.Batch) -> list[Delivery]:
+        now_ms = self._clock.epoch_ms()
+        until_ms = now_ms + batch.lease_ms
+        token = batch.token
+        return [self._delivery(queue, item, (token, item.key), until_ms, now_ms) for item in batch.items]
+
+    def _delivery(
+        self, queue: str, item: ext.Delivered, receipt: Receipt | None, until_ms: int | None, received_ms: int
+    ) -> Delivery:
+        extra = item.extra
+        store = self._opened.welcome.store if self._opened is not None else ""
+        return Delivery(
+            item.body,
+            queue,
+            receipt,
+            NOTHING if extra is None else extra.headers,
+            key=None if extra is None else extra.key,
+            native_count=item.count,
+            received_ms=received_ms,
+            lease_until_ms=until_ms,
+            position=f"{store}{item.key:016x}",
+        )
+
+
+def _item(message: Outgoing) -> ext.Item:
+    extra = None
+    if message.headers or message.key is not None:
+        extra = ext.Extra(dict(message.headers), message.key)
+    return ext.Item(message.body, extra, int(max(0.0, message.delay_s) * 1000))
+
+
+def _chunks(messages: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+    """The messages in frames of bounded size, in order."""
+    begin = size = 0
+    for index, message in enumerate(messages):
+        if index > begin and (size + len(message.body) > CHUNK_BYTES or index - begin >= CHUNK_MESSAGES):
+            yield messages[begin:index]
+            begin, size = index, 0
+        size += len(message.body)
+    if begin < len(messages):
+        yield messages[begin:]
+
+
+def _page(client: Client, queue: str, after: int, size: int) -> list[ext.Delivered]:
+    return client.call(ext.Browse(client.tag(), queue, after, size), list[ext.Delivered])
+
+
+def _depth(client: Client, queue: str) -> ext.DepthReply | None:
+    found = client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply])
+    return found[0] if found else None
+
+
+def _receipts(held: Sequence[ext.Held]) -> set[Receipt]:
+    return {(part.token, key) for part in held for key in part.keys}
+
+
+def _address(url: BrokerUrl) -> Address:
+    token = url.option("token") or url.password
+    if url.scheme == "phpmq+unix":
+        return Address(unix=url.path, token=token)
+    return Address(
+        host=url.host or "127.0.0.1",
+        port=url.port or DEFAULT_PORT,
+        tls=_tls(url) if url.scheme == "phpmqs" else None,
+        token=token,
+    )
+
+
+def _tls(url: BrokerUrl) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=url.option("ca") or None)
+        if url.option("cert"):
+            context.load_cert_chain(url.option("cert"), url.option("cert_key") or None)
+    except OSError as exc:
+        raise ConfigError(
+            f"a certificate file cannot be read: {exc.strerror}", setting="?ca= or ?cert="
+        ) from None
+    return context

@@ -1,0 +1,212 @@
+"""One client: bytes in, requests to the engine, frames out after the commit.
+
+Whoever breaks the protocol, is too slow or does not read is cut off with a reason in the log; nobody
+else notices. Knows what a request is, not what a queue does with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final, cast
+
+from shinar.errors import ProtocolViolation
+from shinar.phpmq.protocol import Decoder, Extended, Message, Send
+from shinar.phpmq.protocol.encode import dispatch_frame, dispatch_prefix
+from shinar.phpmq.protocol.extension import Failure, pack, pack_reply
+from shinar.phpmq.server import commands
+from shinar.phpmq.server.access import Rights
+from shinar.phpmq.server.leases import Lease
+from shinar.phpmq.server.options import Refused
+from shinar.phpmq.server.queue import Consumer, Waiter
+from shinar.phpmq.store import Entry
+
+if TYPE_CHECKING:
+    from shinar.phpmq.server.listen import Hub, Listener
+
+log = logging.getLogger("shinar.phpmq")
+
+#: Bytes waiting to be sent above which a client gets nothing new, and is not read from.
+HIGH_WATER: Final = 4 * 1024 * 1024
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, hub: Hub, listener: Listener) -> None:
+        self.hub = hub
+        self.listener = listener
+        self.leases: dict[int, Lease] = {}
+        self.consumers: dict[str, Consumer] = {}
+        #: What this client may do; None until it said hello where a token is asked for.
+        self.rights: Rights | None = None if listener.token else hub.access.plain
+        self.extended = False
+        #: Set by a hello that was refused: hang up once the refusal is out.
+        self.leave_after_reply = False
+        self.client = ""
+        self.peer = "?"
+        #: Monotonic time at which the unfinished frame began; None between frames.
+        self.frame_since_s: float | None = None
+        self.unread_since_s: float | None = None
+        self.since_s = hub.clock.monotonic_s()
+        self.frames = 0
+        self._ttl_form = listener.dispatch_form == "ttl"
+        self._prefixes: dict[tuple[str, bool], bytes] = {}
+        self._decoder = Decoder(hub.options.limits)
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._counted_bytes = 0
+        self._transport: asyncio.Transport | None = None
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+        self.hub.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._out.clear()
+        self._count_inbound(0)
+        self.hub.left(self)
+
+    def pause_writing(self) -> None:
+        self.unread_since_s = self.hub.clock.monotonic_s()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.unread_since_s = None
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self.hub.wake(self)
+
+    def data_received(self, data: bytes) -> None:
+        decoder = self._decoder
+        messages = decoder.feed(data)
+        if messages:
+            self.frames += len(messages)
+            self.frame_since_s = None
+            self.hub.guard(self, messages)
+        if decoder.violation is not None:
+            self.cut_off(decoder.violation)
+        elif decoder.pending_bytes:
+            if self.frame_since_s is None:
+                self.frame_since_s = self.hub.clock.monotonic_s()
+            if not self._count_inbound(decoder.pending_bytes):
+                self.cut_off(ProtocolViolation("unfinished frames of all clients use up the inbound budget"))
+        elif self._counted_bytes:
+            self._count_inbound(0)
+
+    # -- requests
+
+    def handle(self, messages: list[Message]) -> None:
+        """Carry out what came in one read; sends to one queue go to the store together."""
+        sends: list[tuple[bytes, int]] = []
+        queue = ""
+        for message in messages:
+            if type(message) is Send:
+                if sends and message.queue != queue:
+                    commands.send(self, queue, sends)
+                    sends = []
+                queue = message.queue
+                ttl_s = message.ttl_s
+                self._ttl_form = ttl_s is not None
+                sends.append((message.content, ttl_s or 0))
+                continue
+            if sends:
+                commands.send(self, queue, sends)
+                sends = []
+            if isinstance(message, Extended):
+                commands.extended(self, message)
+            else:
+                commands.plain(self, message)
+            if self._transport is None:
+                return
+        if sends:
+            commands.send(self, queue, sends)
+
+    def reply(self, tag: int, result: object) -> None:
+        self.write(pack_reply(tag, result))
+
+    def refuse(self, tag: int, refused: Refused) -> None:
+        self.write(pack(Failure(tag, refused.code, str(refused), list(refused.detail))))
+
+    # -- what the engine hands out
+
+    def writable(self) -> bool:
+        return self.unread_since_s is None and self._out_bytes < HIGH_WATER and self._transport is not None
+
+    def deliver(self, waiter: Waiter, lease: Lease | None, entries: list[Entry]) -> None:
+        batch = (0, 0, ()) if lease is None else (lease.token, int(waiter.lease_s * 1000), entries)
+        self.write(pack_reply(waiter.tag, batch))
+
+    def dispatch(self, consumer: Consumer, entries: list[Entry]) -> None:
+        queue, ttl = consumer.queue.name, self._ttl_form
+        prefix = self._prefixes.get((queue, ttl))
+        if prefix is None:
+            prefix = self._prefixes[queue, ttl] = dispatch_prefix(queue, ttl=ttl)
+        store = self.hub.store_id
+        now_ms = self.hub.clock.epoch_ms() if ttl else 0
+        for entry in entries:
+            left_s = None
+            if ttl:
+                # Rounded up: 0 would mean "never".
+                left_s = -(-(entry[4] - now_ms) // 1000) if entry[4] else 0
+            self.write(dispatch_frame(prefix, entry[1], b"%b%016x" % (store, entry[0]), left_s))
+
+    # -- bytes out
+
+    def write(self, frame: bytes) -> None:
+        """Keep a whole frame until the commit; `flush` sends it."""
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        self.hub.outgoing.add(self)
+
+    def flush(self) -> None:
+        out, self._out, self._out_bytes = self._out, [], 0
+        if self._transport is not None and out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if self.leave_after_reply:
+                self._transport.close()
+
+    def cut_off(self, reason: Exception | str) -> None:
+        """End this connection for good, and say why in the log."""
+        if self._transport is None:
+            return
+        log.warning("client %s cut off: %s", self.peer, reason)
+        kind = type(reason).__name__ if isinstance(reason, Exception) else str(reason)
+        counts = self.hub.engine.totals.cut_off
+        counts[kind] = counts.get(kind, 0) + 1
+        if self.extended:
+            self._transport.write(pack(Failure(0, "bad-request", str(reason))))
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def overdue(self, now_s: float) -> str | None:
+        """Why this client has used up our patience; None while it has not."""
+        options = self.hub.options
+        if self.frame_since_s is not None:
+            allowed_s = options.frame_s + self._decoder.pending_bytes / options.slowest_bytes_s
+            if now_s - self.frame_since_s > allowed_s:
+                return "a frame was begun and not finished in time"
+        if self.frames == 0 and now_s - self.since_s > options.first_frame_s:
+            return "it connected and said nothing"
+        if self.unread_since_s is not None and now_s - self.unread_since_s > options.unread_s:
+            return "it does not read what it asked for"
+        return None
+
+    def _count_inbound(self, pending: int) -> bool:
+        self.hub.inbound_bytes += pending - self._counted_bytes
+        self._counted_bytes = pending
+        return pending < 65_536 or self.hub.inbound_bytes <= self.hub.options.inbound_bytes

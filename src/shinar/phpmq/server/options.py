@@ -1,0 +1,54 @@
+"""Every knob of the server in one frozen value, with the reason for its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shinar.phpmq.protocol.wire import Limits
+
+#: What a dispatch looks like to a client that has not shown its form by a send.
+DispatchForm = Literal["legacy", "ttl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    limits: Limits = field(default_factory=Limits)
+    #: Lease of a reserve that asks for none.
+    lease_s: float = 60.0
+    #: Longest lease anyone may ask for, so that a lost client cannot hide a message for a year.
+    max_lease_s: float = 12 * 3600.0
+    #: A plain PHPMQ consumer that has neither settled nor gone away by then is taken for hung.
+    plain_lease_s: float = 1800.0
+    #: Bodies kept ready in memory, over all queues; the rest waits on disk.
+    memory_bytes: int = 64 * 1024 * 1024
+    #: Unfinished frames of all clients together.
+    inbound_bytes: int = 256 * 1024 * 1024
+    max_connections: int = 1000
+    max_queues: int = 10_000
+    #: Messages one connection may hold unsettled.
+    max_held: int = 100_000
+    #: Messages one reserve may take.
+    max_reserve: int = 10_000
+    #: A client that connects and stays silent is cut off after this; afterwards it may idle for ever.
+    first_frame_s: float = 60.0
+    #: A frame must be complete this long after its first byte, plus a second for each `slowest_bytes_s`.
+    frame_s: float = 15.0
+    slowest_bytes_s: int = 65_536
+    #: A client that does not read what it asked for is cut off after this.
+    unread_s: float = 60.0
+    #: Publishes are refused (`full`) while the disk has less than this left; acks still work.
+    min_free_bytes: int = 256 * 1024 * 1024
+    #: Acknowledged messages are kept this long when the archive is on; None keeps them for good.
+    archive_keep_s: float | None = None
+    #: How long a graceful stop waits for clients to take their last replies.
+    stop_s: float = 5.0
+
+
+class Refused(Exception):  # an answer, not a fault: it becomes an ERROR message
+    """A request that is answered with an error while its connection goes on."""
+
+    def __init__(self, code: str, text: str, detail: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        self.detail = detail

@@ -1,0 +1,323 @@
+"""The durable store: messages, delays, delivery counts and queue figures in one SQLite file.
+
+It writes what it is told inside one open transaction and makes it durable on `commit`; the caller
+groups as many requests into a commit as came in together. Knows no socket, no consumer, no lease.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from shinar.errors import StoreError
+from shinar.phpmq import schema
+from shinar.phpmq.schema import DATA_FILE, Durability, key_of, queue_of
+
+#: A message as it is kept in memory, written to the store and put on the wire: key, body, extra,
+#: published_ms, expires_ms and, if it was delivered before, how often.
+Entry = tuple[Any, ...]
+#: Rows one maintenance step touches, so that no step holds up the traffic.
+STEP_ROWS: Final = 5_000
+
+
+class QueueRow(msgspec.Struct):
+    """A queue's figures. Every commit writes those that changed, so a restart need not count messages."""
+
+    id: int
+    name: str
+    next: int
+    mark: int
+    messages: int = 0
+    delayed: int = 0
+    published: int = 0
+    acked: int = 0
+    expired: int = 0
+    dead: int = 0
+
+    @property
+    def first(self) -> int:
+        return key_of(self.id, 0)
+
+    @property
+    def last(self) -> int:
+        """Greatest key given out so far."""
+        return self.next - 1
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A message that becomes visible at `due_ms`."""
+
+    id: int
+    due_ms: int
+    queue: int
+    body: bytes
+    extra: bytes | None
+    published_ms: int
+    expires_ms: int
+    count: int
+
+
+class Store:
+    def __init__(self, folder: Path, *, durability: Durability = "fsync", archive: bool = False) -> None:
+        self.folder = folder
+        self.path = folder / DATA_FILE
+        self.durability = durability
+        self.archiving = archive
+        self._lock = schema.lock(folder)
+        try:
+            self._db = schema.open_file(self.path, durability)
+        except StoreError:
+            os.close(self._lock)
+            raise
+        self._open = False
+        (self.id,) = self._db.execute("SELECT value FROM setting WHERE name = 'store'").fetchone()
+
+    # -- transactions
+
+    def commit(self, queues: Sequence[QueueRow] = (), counts: Sequence[tuple[int, int]] = ()) -> None:
+        """Make everything since the last commit durable, with these figures and delivery counts
+        (key, count) beside it; or raise StoreError with nothing of it done."""
+        # Delivery marks alone need not wait for the disk: they are a count, not a promise.
+        relaxed = not self._open and self.durability == "fsync"
+        if not self._open and not queues and not counts:
+            return
+        with _mapped("commit"):
+            if relaxed:
+                self._db.execute("PRAGMA synchronous=NORMAL")
+            db = self._begin()
+            if counts:
+                db.executemany("INSERT OR REPLACE INTO delivery VALUES (?,?)", counts)
+            if queues:
+                db.executemany(_UPDATE_QUEUE, [_values(row) for row in queues])
+            db.execute("COMMIT")
+            self._open = False
+            if relaxed:
+                db.execute("PRAGMA synchronous=FULL")
+
+    def rollback(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._open = False
+        self._db.execute(f"PRAGMA synchronous={schema.synchronous(self.durability)}")
+
+    def close(self) -> None:
+        self.rollback()
+        with _mapped("close"):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+        os.close(self._lock)
+
+    def _begin(self) -> sqlite3.Connection:
+        if not self._open:
+            with _mapped("begin"):
+                self._db.execute("BEGIN IMMEDIATE")
+            self._open = True
+        return self._db
+
+    # -- queues
+
+    def queues(self) -> list[QueueRow]:
+        with _mapped("read queues"):
+            rows = self._db.execute(f"SELECT {_QUEUE_COLUMNS} FROM queue ORDER BY id").fetchall()
+        return [QueueRow(*row) for row in rows]
+
+    def create_queue(self, name: str) -> QueueRow:
+        db = self._begin()
+        with _mapped("create queue"):
+            (number,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM queue").fetchone()
+            row = QueueRow(number, name, key_of(number, 1), key_of(number, 0))
+            db.execute(f"INSERT INTO queue ({_QUEUE_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", _values(row))
+        return row
+
+    # -- messages
+
+    def insert(self, rows: Sequence[Entry]) -> None:
+        """Rows of key, body, extra (packed), published_ms, expires_ms."""
+        with _mapped("write messages"):
+            self._begin().executemany("INSERT INTO message VALUES (?,?,?,?,?)", rows)
+
+    def load(self, after: int, row: QueueRow, limit: int, max_bytes: int) -> list[Entry]:
+        """The messages of a queue behind key `after`, in order: at least one, if there is one."""
+        found: list[Entry] = []
+        size = 0
+        with _mapped("read messages"):
+            cursor = self._db.execute(
+                "SELECT m.key, body, extra, published_ms, expires_ms, d.count FROM message m "
+                "LEFT JOIN delivery d ON d.key = m.key WHERE m.key > ? AND m.key < ? ORDER BY m.key LIMIT ?",
+                (after, row.next, limit),
+            )
+            for fields in cursor:
+                found.append(_entry(fields, row.mark))
+                size += len(fields[1])
+                if size >= max_bytes:
+                    break
+            cursor.close()
+        return found
+
+    def get(self, key: int, count: int) -> Entry | None:
+        """One message, delivered `count` times before; None when it is gone."""
+        with _mapped("read message"):
+            fields = self._db.execute("SELECT * FROM message WHERE key = ?", (key,)).fetchone()
+        if fields is None:
+            return None
+        entry: Entry = _entry((*fields, count), key)
+        return entry
+
+    def delete(self, keys: Sequence[int], *, counted: bool) -> None:
+        """Forget messages; `counted` when one of them may have a delivery count."""
+        with _mapped("delete messages"):
+            runs = _runs(keys)
+            db = self._begin()
+            db.executemany("DELETE FROM message WHERE key BETWEEN ? AND ?", runs)
+            if counted:
+                db.executemany("DELETE FROM delivery WHERE key BETWEEN ? AND ?", runs)
+
+    def to_archive(self, keys: Sequence[int], queue: str, settled_ms: int) -> None:
+        """Keep a copy of messages that are about to be deleted."""
+        with _mapped("archive messages"):
+            self._begin().executemany(
+                "INSERT INTO archive (queue, key, body, extra, published_ms, settled_ms) "
+                "SELECT ?1, key, body, extra, published_ms, ?2 FROM message WHERE key BETWEEN ?3 AND ?4",
+                [(queue, settled_ms, first, last) for first, last in _runs(keys)],
+            )
+
+    def oldest_ms(self, row: QueueRow) -> int:
+        if not row.messages:
+            return 0
+        with _mapped("read oldest"):
+            found = self._db.execute(
+                "SELECT published_ms FROM message WHERE key > ? AND key < ? ORDER BY key LIMIT 1",
+                (row.first, row.next),
+            ).fetchone()
+        return found[0] if found else 0
+
+    def expired(self, now_ms: int) -> Generator[int, None, None]:
+        """Keys of messages whose time is over, the longest expired first."""
+        with _mapped("read expired"):
+            yield from (
+                key
+                for (key,) in self._db.execute(
+                    "SELECT key FROM message WHERE expires_ms > 0 AND expires_ms <= ? ORDER BY expires_ms",
+                    (now_ms,),
+                )
+            )
+
+    def next_expiry_ms(self) -> int | None:
+        with _mapped("read expiry"):
+            (found,) = self._db.execute("SELECT min(expires_ms) FROM message WHERE expires_ms > 0").fetchone()
+        return found if isinstance(found, int) else None
+
+    # -- delays
+
+    def delay(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Rows of due_ms, queue, body, extra (packed), published_ms, expires_ms, count."""
+        with _mapped("write delays"):
+            self._begin().executemany(
+                "INSERT INTO delayed (due_ms, queue, body, extra, published_ms, expires_ms, count) "
+                "VALUES (?,?,?,?,?,?,?)",
+                rows,
+            )
+
+    def due(self, now_ms: int, limit: int) -> list[Later]:
+        with _mapped("read delays"):
+            rows = self._db.execute(
+                "SELECT id, due_ms, queue, body, extra, published_ms, expires_ms, count FROM delayed "
+                "WHERE due_ms <= ? ORDER BY due_ms, id LIMIT ?",
+                (now_ms, limit),
+            ).fetchall()
+        return [Later(*row) for row in rows]
+
+    def delete_delayed(self, ids: Sequence[int]) -> None:
+        with _mapped("delete delays"):
+            self._begin().executemany("DELETE FROM delayed WHERE id = ?", [(number,) for number in ids])
+
+    def flush_delayed(self, queue: int, limit: int) -> int:
+        with _mapped("delete delays"):
+            done = self._begin().execute(
+                "DELETE FROM delayed WHERE id IN (SELECT id FROM delayed WHERE queue = ? LIMIT ?)",
+                (queue, limit),
+            )
+        return done.rowcount
+
+    def next_due_ms(self) -> int | None:
+        with _mapped("read delays"):
+            (found,) = self._db.execute("SELECT min(due_ms) FROM delayed").fetchone()
+        return found if isinstance(found, int) else None
+
+    # -- looking after itself
+
+    def size_bytes(self) -> int:
+        """Data file and write-ahead log together."""
+        wal = self.path.with_name(self.path.name + "-wal")
+        return sum(path.stat().st_size for path in (self.path, wal) if path.exists())
+
+    def free_bytes(self) -> int:
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize
+
+    def prune_archive(self, before_ms: int) -> int:
+        """Forget one step's worth of archived messages settled before a time."""
+        with _mapped("prune archive"):
+            done = self._begin().execute(
+                "DELETE FROM archive WHERE settled_ms < ?2 AND position IN "
+                "(SELECT position FROM archive ORDER BY position LIMIT ?1)",
+                (STEP_ROWS, before_ms),
+            )
+        return done.rowcount
+
+
+_QUEUE_COLUMNS: Final = "id, name, next, mark, messages, delayed, published, acked, expired, dead"
+_UPDATE_QUEUE: Final = (
+    "UPDATE queue SET name=?2, next=?3, mark=?4, messages=?5, delayed=?6, published=?7, acked=?8, "
+    "expired=?9, dead=?10 WHERE id=?1"
+)
+
+
+def _values(row: QueueRow) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(row)
+
+
+def _entry(fields: tuple[Any, ...], mark: int) -> Entry:
+    key, body, extra, published_ms, expires_ms, count = fields
+    if count is None:
+        count = 1 if key <= mark else 0
+    raw = None if extra is None else msgspec.Raw(extra)
+    if count:
+        return (key, body, raw, published_ms, expires_ms, count)
+    return (key, body, raw, published_ms, expires_ms)
+
+
+def _runs(keys: Sequence[int]) -> list[tuple[int, int]]:
+    """Keys as ranges without gaps: a batch settled together is usually one range."""
+    ordered = sorted(keys)
+    if ordered[-1] - ordered[0] == len(ordered) - 1:
+        return [(ordered[0], ordered[-1])]
+    runs: list[tuple[int, int]] = []
+    first = last = ordered[0]
+    for key in ordered[1:]:
+        if key != last + 1:
+            runs.append((first, last))
+            first = key
+        last = key
+    runs.append((first, last))
+    return runs
+
+
+@contextmanager
+def _mapped(what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        code = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
+        raise StoreError(
+            f"cannot {what}: {exc} ({code}); check the disk, then run `shinar broker fsck`"
+        ) from exc
+
+
+__all__ = ["Durability", "Entry", "Later", "QueueRow", "Store", "queue_of"]
