@@ -75,3 +75,6 @@ class Traits:
     gated_without_dlq: WithoutDeadLetters = "drop"
     #: Text between a queue's name and its dead-letter queue's; SQS forbids dots.
     dlq_suffix: str = ".dlq"
+    #: Names the broker's own dead-letter sub-queue, a target `move` understands; "" when it has none
+    #: or reaches it by leaving the message alone.
+    native_dlq_suffix: str = ""

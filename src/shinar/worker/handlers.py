@@ -1,0 +1,123 @@
+"""Which function handles which URN. Signatures are looked at once, here, never per message."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from shinar.envelope import Message, advise
+from shinar.errors import ConfigError
+from shinar.settlement import Policy
+from shinar.worker.context import Context
+
+#: What a handler looks like to everything that wraps it: the step around it, the thread that runs it.
+Call = Callable[[Message, Context], object]
+Step = Callable[[Call], Call]
+Validate = Callable[[str, dict[str, Any]], None]
+#: A handler may return anything; only Retry and GiveUp mean something.
+Handler = Callable[..., object]
+#: Runs a coroutine to its end; given by the worker that owns the event loop.
+RunAsync = Callable[[Awaitable[object]], object]
+
+
+class Route(msgspec.Struct, frozen=True):
+    urn: str
+    handler: Handler
+    #: None: the worker's own.
+    policy: Policy | None = None
+    steps: tuple[Step, ...] = ()
+    validate: Validate | None = None
+
+
+class Handlers:
+    """Handlers by URN; a module fills one and a worker runs it (`shinar worker module:name`)."""
+
+    def __init__(self, handlers: Mapping[str, Handler] | None = None) -> None:
+        self.routes: dict[str, Route] = {}
+        for urn, handler in (handlers or {}).items():
+            self.add(urn, handler)
+
+    def add(
+        self,
+        urn: str,
+        handler: Handler,
+        *,
+        policy: Policy | None = None,
+        steps: Iterable[Step] = (),
+        validate: Validate | None = None,
+    ) -> None:
+        if not urn.strip():
+            raise ConfigError("a handler needs the URN it handles", setting="urn")
+        if urn in self.routes:
+            raise ConfigError(f"{urn} has a handler already; one URN, one handler", setting="urn")
+        if not callable(handler):
+            raise ConfigError(f"the handler of {urn} is not callable", setting="handlers")
+        self.routes[urn] = Route(urn, handler, policy, tuple(steps), validate)
+
+    def handler(
+        self,
+        urn: str,
+        *,
+        policy: Policy | None = None,
+        steps: Iterable[Step] = (),
+        validate: Validate | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Decorates a function of (message) or (message, context)."""
+
+        def register(function: Handler) -> Handler:
+            self.add(urn, function, policy=policy, steps=steps, validate=validate)
+            return function
+
+        return register
+
+    def advice(self) -> list[str]:
+        """What a reviewer would say about the URNs; never a refusal."""
+        return [f"{urn}: {text}" for urn in self.routes if (text := advise(urn))]
+
+
+def compile_route(route: Route, steps: Iterable[Step], run_async: RunAsync) -> Call:
+    """The route as one call: validation, then the worker's steps outside the route's own."""
+    call = _plain_call(route.handler, run_async)
+    if route.validate is not None:
+        call = _validated(call, route.validate)
+    for step in reversed((*steps, *route.steps)):
+        call = step(call)
+    return call
+
+
+def _plain_call(handler: Handler, run_async: RunAsync) -> Call:
+    with_context = _takes_context(handler)
+    if inspect.iscoroutinefunction(handler):
+        target: Any = handler
+
+        def call_async(message: Message, context: Context) -> object:
+            return run_async(target(message, context) if with_context else target(message))
+
+        return call_async
+    if with_context:
+        return handler
+
+    def call(message: Message, context: Context) -> object:
+        return handler(message)
+
+    return call
+
+
+def _validated(call: Call, validate: Validate) -> Call:
+    def checked(message: Message, context: Context) -> object:
+        validate(message.urn, message.data)
+        return call(message, context)
+
+    return checked
+
+
+def _takes_context(handler: Handler) -> bool:
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(places) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

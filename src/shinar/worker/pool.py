@@ -1,0 +1,138 @@
+"""Threads that run handlers. Deliveries go in by chunks, outcomes come out by chunks; the thread
+that owns the broker never runs a handler, so leases and heartbeats stay alive under long ones."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from shinar.brokers import Delivery
+from shinar.worker.process import Outcome
+
+#: A chunk should take about this long: short enough to share work fairly between threads, long
+#: enough that handing it over costs nothing beside it.
+CHUNK_S: Final = 0.005
+MAX_CHUNK: Final = 100
+
+Process = Callable[[Delivery], Outcome | None]
+
+
+class Done(msgspec.Struct, frozen=True):
+    handled: list[Delivery]
+    outcomes: list[Outcome]
+
+
+class Pool:
+    """`concurrency` threads over one inbox. All methods are for the owner's thread."""
+
+    def __init__(self, process: Process, concurrency: int) -> None:
+        self._process = process
+        self._inbox: queue.SimpleQueue[list[Delivery] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        #: Seconds a delivery takes, smoothed; starts pessimistic so that the first chunks are small.
+        self._cost_s = CHUNK_S
+        self.in_hand: dict[int, Delivery] = {}
+        self._threads = [
+            threading.Thread(target=self._run, name=f"shinar-handler-{n}", daemon=True)
+            for n in range(concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, deliveries: list[Delivery]) -> None:
+        self.in_hand.update((id(delivery), delivery) for delivery in deliveries)
+        fair = -(-len(deliveries) // len(self._threads))
+        size = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / self._cost_s)))
+        for start in range(0, len(deliveries), size):
+            self._inbox.put(deliveries[start : start + size])
+
+    def collect(self, wait_s: float) -> Done:
+        """What has been finished; waits at most `wait_s` for the first."""
+        handled: list[Delivery] = []
+        outcomes: list[Outcome] = []
+        try:
+            done = self._results.get(timeout=wait_s) if wait_s > 0 else self._results.get_nowait()
+            while True:
+                handled += done.handled
+                outcomes += done.outcomes
+                done = self._results.get_nowait()
+        except queue.Empty:
+            pass
+        for delivery in handled:
+            del self.in_hand[id(delivery)]
+        for outcome in outcomes:
+            del self.in_hand[id(outcome.delivery)]
+        return Done(handled, outcomes)
+
+    def withdraw(self) -> list[Delivery]:
+        """Take back what no thread has started."""
+        idle: list[Delivery] = []
+        try:
+            while True:
+                idle += self._inbox.get_nowait() or []
+        except queue.Empty:
+            pass
+        for delivery in idle:
+            del self.in_hand[id(delivery)]
+        return idle
+
+    def close(self) -> None:
+        """Let the threads end after what they are doing; a stuck handler cannot be ended."""
+        for _ in self._threads:
+            self._inbox.put(None)
+
+    def _run(self) -> None:
+        while (chunk := self._inbox.get()) is not None:
+            self._run_chunk(chunk)
+
+    def _run_chunk(self, chunk: list[Delivery]) -> None:
+        handled: list[Delivery] = []
+        outcomes: list[Outcome] = []
+        started_s = time.monotonic()
+        process = self._process
+        for place, delivery in enumerate(chunk):
+            outcome = process(delivery)
+            if outcome is None:
+                handled.append(delivery)
+            else:
+                outcomes.append(outcome)
+            # One slow handler must not hold up its neighbours: let others have the rest.
+            if place % 8 == 0 and time.monotonic() - started_s > 2 * CHUNK_S and place + 1 < len(chunk):
+                self._inbox.put(chunk[place + 1 :])
+                break
+        spent_s = time.monotonic() - started_s
+        self._cost_s += 0.2 * (spent_s / (len(handled) + len(outcomes)) - self._cost_s)
+        self._results.put(Done(handled, outcomes))
+
+
+class LoopThread:
+    """One event loop in a thread of its own, for async handlers; started on first use."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def run(self, work: Awaitable[object]) -> object:
+        async def whole() -> object:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(whole(), self._running()).result()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="shinar-async", daemon=True).start()
+            return self._loop
+
+    def close(self) -> None:
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None

@@ -1,0 +1,92 @@
+"""One delivery from bytes to an outcome: gate, judge, route, handle. No broker I/O in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from shinar.brokers import Delivery
+from shinar.envelope import Kind, Message, judge
+from shinar.settlement import Event, Policy, Traits, gated, reconcile
+from shinar.worker.context import Context, GiveUp, Retry, enter_context
+from shinar.worker.handlers import Call
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A compiled route: what to call and under which policy."""
+
+    call: Call
+    policy: Policy
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What happened to a delivery that was not simply handled."""
+
+    delivery: Delivery
+    event: Event
+    #: Reconciled count before this delivery.
+    attempts: int
+    policy: Policy
+    message: Message | None = None
+    error: BaseException | str | None = None
+    #: A delay the handler asked for, in place of the backoff.
+    delay_s: float | None = None
+    #: The handler said that no retry can help.
+    final: bool = False
+
+
+#: Kept apart from Outcome: the common case must not cost an object.
+HANDLED: Final = None
+
+
+def process(
+    delivery: Delivery, targets: Mapping[str, Target], policy: Policy, traits: Traits
+) -> Outcome | None:
+    """None when it was handled; otherwise what happened instead. Never raises for what the body
+    or the handler does."""
+    if gated(traits, delivery.properties):
+        return Outcome(
+            delivery, Event.VERSION_GATED, 0, policy, error="unsupported schema version (property)"
+        )
+    verdict = judge(delivery.body)
+    message = verdict.message
+    if verdict.kind is not Kind.ACCEPTED or message is None:
+        return _unusable(
+            delivery, verdict.kind, f"{verdict.reason} {verdict.pointer}".strip(), policy, traits
+        )
+    attempts = reconcile(traits, message.attempts, delivery.native_count, delivery.properties)
+    if attempts != message.attempts:
+        message = msgspec.structs.replace(message, attempts=attempts)
+    target = targets.get(message.urn)
+    if target is None:
+        return Outcome(
+            delivery, Event.UNKNOWN_URN, attempts, policy, message, error=f"no handler for {message.urn}"
+        )
+    return _handle(delivery, message, target)
+
+
+def _handle(delivery: Delivery, message: Message, target: Target) -> Outcome | None:
+    context = Context(message, delivery)
+    enter_context(context)
+    try:
+        answer = target.call(message, context)
+    except Exception as exc:  # the worker's outermost loop: whatever a handler raises is an outcome
+        return Outcome(delivery, Event.FAILED, message.attempts, target.policy, message, error=exc)
+    finally:
+        enter_context(None)
+    if answer is None:
+        return HANDLED
+    failed = (delivery, Event.FAILED, message.attempts, target.policy, message)
+    if isinstance(answer, Retry):
+        return Outcome(*failed, error=answer.error, delay_s=answer.delay_s)
+    if isinstance(answer, GiveUp):
+        return Outcome(*failed, error=answer.error, final=True)
+    return HANDLED  # any other value a handler happens to return means it is done
+
+
+def _unusable(delivery: Delivery, kind: Kind, why: str, policy: Policy, traits: Traits) -> Outcome:
+    event = Event.VERSION_GATED if kind is Kind.UNSUPPORTED_VERSION else Event.POISON
+    attempts = reconcile(traits, 0, delivery.native_count, delivery.properties)
+    return Outcome(delivery, event, attempts, policy, error=why)

@@ -1,0 +1,256 @@
+"""The worker: reserve, hand to threads, settle, and again, until told to stop.
+
+One thread (the caller's) owns the broker: it reserves in batches, settles in batches, extends
+leases while handlers run, and reconnects. It obeys `process` and `settle` and decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from shinar.brokers import Broker, BrokerUrl, Delivery, connect, parse
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import BrokerUnavailable, ConfigError, ShinarError
+from shinar.observe import Metrics
+from shinar.settlement import DEFAULT_POLICY, Policy
+from shinar.worker.handlers import Handler, Handlers, Step, compile_route
+from shinar.worker.health import Health
+from shinar.worker.limits import Limits, StopReason
+from shinar.worker.pool import Done, LoopThread, Pool
+from shinar.worker.process import Outcome, Target, process
+from shinar.worker.settle import Settler
+
+log = logging.getLogger("shinar.worker")
+
+#: Longest blocking reserve while nothing is in hand: how fast a stop is noticed on an idle queue.
+IDLE_WAIT_S: Final = 1.0
+#: How long the loop waits for a handler before it looks after leases and the queue again.
+BUSY_WAIT_S: Final = 0.05
+#: Reconnect delays: doubled from the first to the last, with jitter.
+RECONNECT_S: Final = (0.1, 30.0)
+#: A lease is renewed when less than this part of it is left.
+RENEW_AT: Final = 0.5
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a run did. `counts` is by outcome; they add up to `received` less what was handed back."""
+
+    received: int
+    counts: dict[str, int]
+    stopped_by: StopReason
+
+    def count(self, outcome: str) -> int:
+        return self.counts.get(outcome, 0)
+
+
+class Worker:
+    """Runs handlers over a queue. `run` blocks until `stop`, a limit or a fatal error."""
+
+    def __init__(
+        self,
+        url: str | BrokerUrl,
+        handlers: Handlers | Mapping[str, Handler],
+        *,
+        queue: str = "",
+        policy: Policy = DEFAULT_POLICY,
+        steps: Iterable[Step] = (),
+        concurrency: int = 1,
+        prefetch: int = 0,
+        limits: Limits | None = None,
+        stop_timeout_s: float = 25.0,
+        metrics: Metrics | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError("must be at least 1", setting="concurrency")
+        self._url = parse(url) if isinstance(url, str) else url
+        self.queue = queue or self._url.queue
+        if not self.queue:
+            raise ConfigError("name one in the URL (scheme://host/queue) or in the call", setting="queue")
+        self._policy = policy
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._stop_timeout_s = stop_timeout_s
+        self._concurrency = concurrency
+        self._prefetch = prefetch or max(200, 4 * concurrency)
+        self._loop = LoopThread()
+        routes = (handlers if isinstance(handlers, Handlers) else Handlers(handlers)).routes
+        self._targets = {
+            urn: Target(compile_route(route, steps, self._loop.run), route.policy or policy)
+            for urn, route in routes.items()
+        }
+        self.metrics = metrics or Metrics()
+        self.health = Health(clock)
+        self._stop = threading.Event()
+        self._stop_now = threading.Event()
+
+    def stop(self) -> None:
+        """First call: finish or hand back what is in hand, then return. Second: return at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    def run(self) -> Report:
+        run = _Run(self)
+        try:
+            return run.loop()
+        finally:
+            run.pool.close()
+            self._loop.close()
+
+
+class _Run:
+    """The state of one `Worker.run`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.w = worker
+        self.broker = self._connect_first()
+        self.settler = Settler(self.broker, worker._clock)
+        self.pool = Pool(self._process, worker._concurrency)
+        self.watch = worker._limits.watch(worker._clock)
+        self.received = 0
+        self.returned = 0
+        #: Seconds until the queue is asked again while handlers are busy and it was empty last time.
+        self.pause_s = 0.0
+        self.ask_again_s = 0.0
+        self.next_renewal_s = 0.0
+        #: Lease ends after a renewal, by identity of the delivery in hand.
+        self.renewed_ms: dict[int, int] = {}
+
+    def _process(self, delivery: Delivery) -> Outcome | None:
+        return process(delivery, self.w._targets, self.w._policy, self.broker.traits)
+
+    def loop(self) -> Report:
+        while True:
+            try:
+                reason = self._turn()
+                if reason is not None:
+                    return self._finish(reason)
+            except BrokerUnavailable as exc:
+                if not self._reconnect(exc):
+                    return self._report(StopReason.SIGNAL)
+
+    def _turn(self) -> StopReason | None:
+        """One round: reserve if there is room, settle what is done, renew leases."""
+        if self.w._stop.is_set():
+            return StopReason.SIGNAL
+        reason = self.watch.exceeded(self.received)
+        if reason is not None:
+            return reason
+        idle = self._reserve()
+        if self.pool.in_hand:
+            self._settle(self.pool.collect(BUSY_WAIT_S))
+            self._renew()
+        elif idle and self.watch.until_empty:
+            return StopReason.EMPTY
+        return None
+
+    def _reserve(self) -> bool:
+        """True when the queue was asked and had nothing."""
+        now_s = self.w._clock.monotonic_s()
+        in_hand = len(self.pool.in_hand)
+        room = min(self.w._prefetch - in_hand, self.watch.left(self.received))
+        if room <= 0 or (in_hand and (now_s < self.ask_again_s or room < self.w._prefetch // 4)):
+            return False
+        wait_s = 0.0 if in_hand else self.watch.wait_s(IDLE_WAIT_S)
+        batch = self.broker.reserve(self.w.queue, room, wait_s)
+        self.w.health.polled(len(batch))
+        if not batch:
+            self.pause_s = min(1.0, max(0.02, 2 * self.pause_s))
+            self.ask_again_s = now_s + self.pause_s
+            return True
+        self.pause_s = self.ask_again_s = 0.0
+        self.received += len(batch)
+        self.w.metrics.add("shinar_received_total", len(batch), queue=self.w.queue)
+        self.pool.submit(batch)
+        return False
+
+    def _settle(self, done: Done) -> None:
+        before = dict(self.settler.counts)
+        try:
+            if done.handled:
+                self.settler.ack(done.handled)
+            if done.outcomes:
+                self.settler.settle(done.outcomes)
+        finally:
+            for outcome, count in self.settler.counts.items():
+                if count > before.get(outcome, 0):
+                    amount = count - before.get(outcome, 0)
+                    self.w.metrics.add("shinar_outcomes_total", amount, queue=self.w.queue, outcome=outcome)
+
+    def _renew(self) -> None:
+        """Extend the leases of what handlers still hold, well before they end."""
+        lease_s = self.broker.traits.lease_s
+        now_s = self.w._clock.monotonic_s()
+        if lease_s is None or now_s < self.next_renewal_s:
+            return
+        self.next_renewal_s = now_s + lease_s * RENEW_AT / 4
+        now_ms = self.w._clock.epoch_ms()
+        in_hand = self.pool.in_hand
+        self.renewed_ms = {key: until for key, until in self.renewed_ms.items() if key in in_hand}
+        due: dict[int, list[Delivery]] = {}
+        for key, delivery in in_hand.items():
+            if delivery.lease_until_ms is None:
+                continue
+            lease_ms = max(1, delivery.lease_until_ms - delivery.received_ms)
+            if self.renewed_ms.get(key, delivery.lease_until_ms) - now_ms < lease_ms * RENEW_AT:
+                due.setdefault(lease_ms, []).append(delivery)
+                self.renewed_ms[key] = now_ms + lease_ms
+        for lease_ms, deliveries in due.items():
+            self.broker.extend(deliveries, lease_ms / 1000)
+
+    def _finish(self, reason: StopReason) -> Report:
+        """Hand back what no handler has started, wait for the rest, settle, report."""
+        if reason is not StopReason.EMPTY:
+            self._hand_back(self.pool.withdraw() if reason is StopReason.SIGNAL else [])
+        deadline_s = self.w._clock.monotonic_s() + self.w._stop_timeout_s
+        while self.pool.in_hand and not self.w._stop_now.is_set():
+            if self.w._clock.monotonic_s() > deadline_s:
+                log.warning("handlers still run after %g s: handing back", self.w._stop_timeout_s)
+                break
+            self._settle(self.pool.collect(BUSY_WAIT_S))
+            self._renew()
+        self._hand_back(list(self.pool.in_hand.values()))
+        self.broker.close()
+        return self._report(reason)
+
+    def _hand_back(self, deliveries: list[Delivery]) -> None:
+        if deliveries:
+            self.broker.release(deliveries)
+            self.returned += len(deliveries)
+            self.settler.counts["handed_back"] += len(deliveries)
+
+    def _report(self, reason: StopReason) -> Report:
+        return Report(self.received, {str(k): v for k, v in self.settler.counts.items()}, reason)
+
+    def _connect_first(self) -> Broker:
+        broker = connect(self.w._url, self.w._clock)
+        self.w.health.connected(True)
+        return broker
+
+    def _reconnect(self, cause: ShinarError) -> bool:
+        """Try until the broker is back; says so once when it goes and once when it returns."""
+        self.w.health.connected(False)
+        log.warning("lost the broker, reconnecting: %s", cause, extra={"broker": self.broker.traits.name})
+        self.w.metrics.add("shinar_reconnects_total", queue=self.w.queue)
+        delay_s, longest_s = RECONNECT_S
+        while not self.w._stop.wait(delay_s * random.uniform(0.5, 1.0)):
+            delay_s = min(longest_s, 2 * delay_s)
+            try:
+                self.broker.close()
+                self.broker = self.settler.broker = connect(self.w._url, self.w._clock)
+                self.broker.depth(self.w.queue)  # a lazy client only notices now
+            except ShinarError as exc:
+                if not exc.transient:
+                    raise
+                continue
+            self.w.health.connected(True)
+            log.warning("the broker is back", extra={"broker": self.broker.traits.name})
+            return True
+        return False

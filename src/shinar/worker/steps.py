@@ -1,0 +1,159 @@
+"""Steps around handlers: each takes a call and gives back a call. None of them knows a broker.
+
+    Worker(url, handlers, steps=[log_step(), metrics_step(metrics), timeout(30), idempotent(store)])
+
+The first in the list is the outermost. A step of your own is a function of the same shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from shinar.envelope import Message
+from shinar.errors import ConfigError, HandlerTimeout
+from shinar.observe import Metrics
+from shinar.worker.context import Context, current, enter_context
+from shinar.worker.handlers import Call, Step
+
+log = logging.getLogger("shinar.worker")
+
+
+def log_step(*, slow_s: float | None = None) -> Step:
+    """A line per handled message, at info; at warning when it took longer than `slow_s`."""
+
+    def step(call: Call) -> Call:
+        def logged(message: Message, context: Context) -> object:
+            started_s = time.perf_counter()
+            result = call(message, context)
+            spent_s = time.perf_counter() - started_s
+            slow = slow_s is not None and spent_s > slow_s
+            log.log(
+                logging.WARNING if slow else logging.INFO,
+                "slow handler" if slow else "handled",
+                extra={
+                    "urn": message.urn,
+                    "id": message.id,
+                    "trace_id": message.trace_id,
+                    "queue": context.queue,
+                    "attempt": context.attempt,
+                    "duration_ms": round(spent_s * 1000, 3),
+                },
+            )
+            return result
+
+        return logged
+
+    return step
+
+
+def metrics_step(metrics: Metrics) -> Step:
+    """How long handlers take, and how old messages are when they are handled, by URN."""
+
+    def step(call: Call) -> Call:
+        def measured(message: Message, context: Context) -> object:
+            started_s = time.perf_counter()
+            try:
+                return call(message, context)
+            finally:
+                metrics.observe("shinar_handler_seconds", time.perf_counter() - started_s, urn=message.urn)
+                if message.meta.created_at:
+                    age_s = max(0.0, (context.delivery.received_ms - message.meta.created_at) / 1000)
+                    metrics.observe("shinar_message_age_seconds", age_s, urn=message.urn)
+
+        return measured
+
+    return step
+
+
+def timeout(limit_s: float) -> Step:
+    """Fail a handler that runs longer. Python cannot stop a thread: a handler that hangs is left
+    behind in its own, and its message is settled as failed."""
+    if limit_s <= 0:
+        raise ConfigError("must be above 0", setting="timeout")
+
+    def step(call: Call) -> Call:
+        def limited(message: Message, context: Context) -> object:
+            result: list[object] = []
+            errors: list[BaseException] = []
+
+            def run() -> None:
+                enter_context(context)
+                try:
+                    result.append(call(message, context))
+                except BaseException as exc:  # carried over to the thread that waits, and raised there
+                    errors.append(exc)
+
+            thread = threading.Thread(target=run, name="shinar-timeout", daemon=True)
+            thread.start()
+            thread.join(limit_s)
+            if thread.is_alive():
+                raise HandlerTimeout(limit_s)
+            if errors:
+                raise errors[0]
+            return result[0]
+
+        return limited
+
+    return step
+
+
+def rate_limit(per_s: float, *, burst: int = 1) -> Step:
+    """At most so many handler calls a second in this process, shared by all its threads."""
+    if per_s <= 0 or burst < 1:
+        raise ConfigError("needs a rate above 0 and a burst of at least 1", setting="rate_limit")
+    lock = threading.Lock()
+    # Virtual scheduling: the moment at which the bucket will be full again.
+    full_at_s = time.monotonic()
+
+    def wait() -> None:
+        nonlocal full_at_s
+        with lock:
+            now_s = time.monotonic()
+            full_at_s = max(now_s, full_at_s) + 1 / per_s
+            pause_s = full_at_s - now_s - burst / per_s
+        if pause_s > 0:
+            time.sleep(pause_s)
+
+    def step(call: Call) -> Call:
+        def limited(message: Message, context: Context) -> object:
+            wait()
+            return call(message, context)
+
+        return limited
+
+    return step
+
+
+class Seen(Protocol):
+    """What an idempotency store offers a step; see shinar.idempotency."""
+
+    def seen(self, ids: list[str]) -> set[str]: ...
+    def remember(self, ids: list[str]) -> None: ...
+
+
+def idempotent(store: Seen) -> Step:
+    """Handle each `meta.id` once: remembered after the handler returned, skipped when it comes again.
+    Not a lock: two first deliveries at the same time may both run. No id, no guard."""
+
+    def step(call: Call) -> Call:
+        def guarded(message: Message, context: Context) -> object:
+            key = message.id
+            if key and store.seen([key]):
+                log.info(
+                    "skipped: handled before", extra={"id": key, "urn": message.urn, "queue": context.queue}
+                )
+                return None
+            result = call(message, context)
+            if key and result is None:
+                store.remember([key])
+            return result
+
+        return guarded
+
+    return step
+
+
+__all__ = ["current", "idempotent", "log_step", "metrics_step", "rate_limit", "timeout"]
