@@ -290,7 +290,7 @@ def test_a_wrong_password_is_named_and_not_shown(name: str, live_server) -> None
 
 
 def _apply(path: str, ids: list[str]) -> None:
-    store = open_store(f"sqlite://{path}")
+    store = open_store(f"sqlite://{path}?durability=os")
     for id_ in ids:
         with store.once(id_) as once:
             if once.first:
@@ -306,13 +306,13 @@ def test_each_effect_happens_once_whatever_is_killed(tmp_path: Path) -> None:
         setup.execute("CREATE TABLE account (name TEXT PRIMARY KEY, total INT)")
         setup.execute("INSERT INTO account VALUES ('m', 0)")
     setup.close()
-    ids = [f"m-{n}" for n in range(3000)]
+    ids = [f"m-{n}" for n in range(1500)]
     chance = random.Random(7)
     context = multiprocessing.get_context("spawn")
     for _ in range(6):
         process = context.Process(target=_apply, args=(path, ids))
         process.start()
-        goal = _count(path) + chance.randint(1, 400)
+        goal = _count(path) + chance.randint(1, 200)
         while _count(path) < goal:
             time.sleep(chance.random() / 500)
         os.kill(process.pid, signal.SIGKILL)
