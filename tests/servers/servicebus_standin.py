@@ -126,12 +126,16 @@ def wire(message: Stored) -> bytes:
     if message.source:
         notes["x-opt-deadletter-source"] = message.source
     top = Message()
-    top.durable = True
-    top.delivery_count = message.count
     top.annotations = {symbol(name): value for name, value in notes.items()}
-    head = b"".join(section for code, section in sections(top.encode()) if code in (HEADER, ANNOTATIONS))
+    marked = next(section for code, section in sections(top.encode()) if code == ANNOTATIONS)
     application = _with_reason(message) if message.dead else message.application
-    return head + message.properties + application + message.body
+    return header(message.count) + marked + message.properties + application + message.body
+
+
+def header(count: int) -> bytes:
+    """Durable, and a delivery-count that is written even when it is 0: proton would leave it out."""
+    fields = b"\x41\x40\x40\x40\x70" + count.to_bytes(4, "big")
+    return b"\x00\x53\x70\xc0" + bytes([len(fields) + 1, 5]) + fields
 
 
 def _with_reason(message: Stored) -> bytes:
@@ -208,8 +212,8 @@ class Standin(Handler):
         event.session.close()
 
     def _forget(self, connection: Any) -> None:
-        mark = id(connection._impl)
-        for consumer in [c for c in self._consumers if id(c.link.connection._impl) == mark]:
+        mark = hash(connection)
+        for consumer in [c for c in self._consumers if hash(c.link.connection) == mark]:
             self._drop(consumer)
         self._answers = {key: link for key, link in self._answers.items() if key[0] != mark}
         self._trusted.discard(mark)
@@ -217,7 +221,7 @@ class Standin(Handler):
     def on_link_remote_open(self, event: Any) -> None:
         link = event.link
         node = address(link.remote_source.address if link.is_sender else link.remote_target.address)
-        trusted = not self._key or id(event.connection._impl) in self._trusted
+        trusted = not self._key or hash(event.connection) in self._trusted
         if not trusted and node != "$cbs":
             refuse(
                 link,
@@ -232,7 +236,7 @@ class Standin(Handler):
         elif node == "$cbs" or node.endswith(MANAGEMENT):
             link.source.address = link.remote_source.address
             link.open()
-            self._answers[id(event.connection._impl), node] = link
+            self._answers[hash(event.connection), node] = link
         else:
             self._consume(link, self.queue(node))
 
@@ -387,7 +391,7 @@ class Standin(Handler):
         if node == "$cbs":
             known = not self._key or token_is_valid(str(request.body), self._key)
             if known:
-                self._trusted.add(id(link.connection._impl))
+                self._trusted.add(hash(link.connection))
             answer = Message(
                 properties={"status-code": 202 if known else 401, "status-description": "as told"}
             )
@@ -401,7 +405,7 @@ class Standin(Handler):
             if condition:
                 answer.properties["errorCondition"] = symbol(condition)
         answer.correlation_id = request.id
-        reply = self._answers.get((id(link.connection._impl), node))
+        reply = self._answers.get((hash(link.connection), node))
         if reply is not None:
             sent = reply.send(answer)
             sent.settle()

@@ -1,6 +1,6 @@
 """Amazon SQS through boto3: ten messages a request, several requests at a time.
 
-A reservation is a visibility timeout, asked for at each receive (`?lease=`). Handing back is a
+A reservation is a visibility timeout, asked for at each receive (`?lease_s=`). Handing back is a
 change of that timeout, never a second send, so the broker's own receive count stays right.
 """
 
@@ -18,7 +18,7 @@ from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.sqs_client import driver_errors, has_lapsed, meaning, open_client
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import BrokerError, ConfigError, PublishFailed, QueueMissing, Unsupported
+from shinar.errors import BodyTooLarge, BrokerError, ConfigError, PublishFailed, QueueMissing, Unsupported
 from shinar.settlement.sqs import DLQ_SUFFIX, MAX_DELAY_S, MAX_VISIBILITY_S, is_fifo, release_visibility_s
 from shinar.settlement.traits import Traits
 
@@ -32,7 +32,7 @@ OPTIONS = frozenset(
         "declare",
         "endpoint",
         "group",
-        "lease",
+        "lease_s",
         "max_body",
         "profile",
         "secret_key",
@@ -74,6 +74,7 @@ def traits(url: BrokerUrl) -> Traits:
         key=fifo,
         delay=not fifo,
         max_delay_s=float(MAX_DELAY_S),
+        binary=False,
         max_body_bytes=int(url.number("max_body", wire.MAX_BODY_BYTES, least=1)),
         dedup_window_s=DEDUP_WINDOW_S if fifo else None,
         ordered=fifo,
@@ -155,16 +156,25 @@ class SqsBroker:
         }
         if len(confirmed) == len(entries):
             return
+        unconfirmed = tuple(at for at in range(len(entries)) if at not in confirmed)
         error = _first_error(outcomes, queue)
+        if isinstance(error, BodyTooLarge):
+            error = self._too_large(queue, max(entries[at][1] for at in unconfirmed))
         if not confirmed:
             raise error
         raise PublishFailed(
             str(error),
             total=len(entries),
-            unconfirmed=tuple(at for at in range(len(entries)) if at not in confirmed),
+            unconfirmed=unconfirmed,
             broker="sqs",
             queue=queue,
         ) from error
+
+    def _too_large(self, queue: str, size_bytes: int) -> BodyTooLarge:
+        """SQS does not say how much was too much: the queue may have a limit of its own."""
+        name = "MaximumMessageSize"
+        found = self._call("get_queue_attributes", queue, AttributeNames=[name]).get("Attributes") or {}
+        return BodyTooLarge(size_bytes, int(found.get(name, wire.BATCH_BYTES)), broker="sqs", queue=queue)
 
     def _writing(self, queue: str) -> wire.Writing:
         limit = self._traits.max_body_bytes or wire.MAX_BODY_BYTES
@@ -357,7 +367,7 @@ def _first_error(outcomes: Sequence[Outcome], queue: str) -> BrokerError:
 
 
 def _lease_s(url: BrokerUrl) -> float:
-    lease_s = url.number("lease", DEFAULT_LEASE_S, least=1)
+    lease_s = url.number("lease_s", DEFAULT_LEASE_S, least=1)
     if lease_s > MAX_VISIBILITY_S:
-        raise ConfigError(f"SQS leases last {MAX_VISIBILITY_S} s at most", setting="?lease=")
+        raise ConfigError(f"SQS leases last {MAX_VISIBILITY_S} s at most", setting="?lease_s=")
     return float(int(lease_s))

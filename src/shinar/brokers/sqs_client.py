@@ -60,7 +60,7 @@ _DENIED: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
-_FULL: Final = frozenset({"OverLimit", "TooManyEntries"})
+_FULL: Final = frozenset({"OverLimit"})
 _AWAY: Final = frozenset(
     {
         "InternalError",
@@ -136,9 +136,11 @@ def driver_errors(queue: str = "") -> Iterator[None]:
             broker="sqs",
             queue=queue,
         ) from exc
-    except (BotoCoreError, ValueError) as exc:
-        # ValueError: boto3's way to say that ?endpoint= is no URL.
+    except BotoCoreError as exc:
         raise BrokerError(f"boto3 failed: {type(exc).__name__}", broker="sqs", queue=queue) from exc
+    except ValueError as exc:
+        # Only the making of a client raises it.
+        raise ConfigError("is not a URL such as http://127.0.0.1:9324", setting="?endpoint=") from exc
 
 
 def meaning(code: str, text: str, queue: str, status: int = 0) -> BrokerError:
@@ -147,11 +149,11 @@ def meaning(code: str, text: str, queue: str, status: int = 0) -> BrokerError:
     place = {"broker": "sqs", "queue": queue}
     if short in _MISSING:
         return QueueMissing("no such queue; create it, or leave out ?declare=false", **place)
+    if short in _FULL:
+        return BrokerFull(f"{short}: {text[:200]}", **place)
     if short in _DENIED or status in (401, 403):
         # The text of these errors can hold the signed request: the code has to do.
         return AccessDenied(f"{short}: check the credentials and the sqs: rights of their policy", **place)
-    if short in _FULL:
-        return BrokerFull(f"{short}: {text[:200]}", **place)
     if any(mark in f"{short} {text}".lower() for mark in _TOO_LONG):
         return BodyTooLarge(0, MAX_BODY_BYTES, **place)
     if short in _AWAY or status >= 500:
