@@ -160,7 +160,8 @@ def test_an_unsettled_message_comes_back_after_its_lease(case: Case) -> None:
     assert lost.lease_until_ms is not None
     assert broker.reserve(case.queue, 1, 0.0) == []
     (again,) = take(broker, case.queue, 1)
-    assert again.body == lost.body
+    counted = lost.body.replace(b'"attempts":0', b'"attempts":1')
+    assert again.body == (counted if broker.traits.lapse_counts else lost.body)
     assert broker.ack([lost]) == (lost,), "a late ack is told apart and touches nothing"
     assert broker.ack([again]) == ()
     assert nothing_left(broker, case.queue)

@@ -33,8 +33,8 @@ from shinar.settlement.traits import Traits
 
 OPTIONS: Final = frozenset(
     {
-        "layout", "laravel", "prefix", "retry_after", "migration_batch_size", "hash_tags", "cluster",
-        "timeout", "tls_ca", "tls_cert", "tls_key", "tls_verify",
+        "layout", "laravel", "prefix", "retry_after", "lease_s", "migration_batch_size", "hash_tags",
+        "cluster", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
     }
 )  # fmt: skip
 
@@ -61,10 +61,12 @@ def settings(url: BrokerUrl) -> Settings:
     batch = int(url.number("migration_batch_size", -1, least=-1))
     if batch == 0:
         raise ConfigError("must be -1 (all) or at least 1", setting="?migration_batch_size=")
-    never = url.option("retry_after").lower() in ("none", "null")
+    # Other SDKs call it retry_after, every other broker here lease_s.
+    name = "lease_s" if "lease_s" in url.options else "retry_after"
+    never = url.option(name).lower() in ("none", "null")
     return Settings(
         layout=layouts[layout],
-        retry_after_s=None if never else url.number("retry_after", DEFAULT_RETRY_AFTER_S),
+        retry_after_s=None if never else url.number(name, DEFAULT_RETRY_AFTER_S),
         migration_batch_size=batch,
         prefix=url.option("prefix", DEFAULT_PREFIX),
         hash_tags=url.flag("hash_tags") or url.flag("cluster"),
@@ -78,6 +80,7 @@ def traits(url: BrokerUrl) -> Traits:
         headers=chosen.layout == "processing",
         max_body_bytes=MAX_BODY_BYTES,
         lease_s=chosen.retry_after_s,
+        lapse_counts=chosen.layout == "laravel",
         portable_receipts=True,
         atomic_move=not chosen.hash_tags,
         poison_without_dlq="dead_letter",
@@ -97,8 +100,8 @@ def _client(url: BrokerUrl) -> redis.Redis:
         "port": url.port or 6379,
         "username": url.user or None,
         "password": url.password or None,
-        "socket_timeout": url.number("timeout", 10.0, least=0.1),
-        "socket_connect_timeout": url.number("timeout", 5.0, least=0.1),
+        "socket_timeout": url.number("timeout_s", 10.0, least=0.1),
+        "socket_connect_timeout": url.number("timeout_s", 5.0, least=0.1),
         "socket_keepalive": True,
         # Never retried by the client: a push whose answer was lost may have arrived.
         "retry": Retry(NoBackoff(), 0),

@@ -63,6 +63,8 @@ class Traits:
     atomic_move: bool = False
     #: `release` keeps the broker's own count, so a retry needs no rewritten copy.
     release_counts: bool = False
+    #: A message whose lease lapsed comes back with `attempts` one higher in its body (Redis, Laravel layout).
+    lapse_counts: bool = False
     #: `release` can hold the message back for a while natively.
     release_delay: bool = True
 

@@ -1,0 +1,440 @@
+"""RabbitMQ over AMQP 0-9-1: durable queues on the default exchange, every publish confirmed.
+Connections and threads are in rabbitmq_link, publishing and consuming in their own modules."""
+
+from __future__ import annotations
+
+import math
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pika
+from pika import exceptions
+
+from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.brokers.rabbitmq_consume import Consumer, Receipt, Taken
+from shinar.brokers.rabbitmq_link import IoThread, Link
+from shinar.brokers.rabbitmq_publish import Incomplete, Piece, Publisher
+from shinar.brokers.url import BrokerUrl
+from shinar.clock import Clock
+from shinar.errors import (
+    AccessDenied,
+    BodyTooLarge,
+    BrokerError,
+    BrokerFull,
+    BrokerUnavailable,
+    ConfigError,
+    PublishFailed,
+    QueueMissing,
+    Unsupported,
+)
+from shinar.settlement.traits import Traits
+
+OPTIONS: Final = frozenset(
+    {
+        "declare", "queue_type", "heartbeat_s", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
+    }
+)  # fmt: skip
+
+#: Longest delay: the broker keeps times in unsigned 32-bit milliseconds, and a delay queue must outlive it.
+MAX_DELAY_S: Final = 4_000_000.0
+#: How long a delay queue outlives the last message that can be in it, in milliseconds.
+DELAY_QUEUE_GRACE_MS: Final = 60_000
+#: A delay queue declared this recently need not be declared again, in seconds.
+DELAY_QUEUE_FRESH_S: Final = 10.0
+#: The protocol's limit for a short string, such as a property.
+SHORT_STRING_BYTES: Final = 255
+#: Headers the broker adds; they are neither the user's nor the contract's.
+BROKER_HEADERS: Final = re.compile(r"x-(death|first-death-.*|last-death-.*|delivery-count|acquired-count)$")
+DELIVERY_COUNT: Final = "x-delivery-count"
+#: Contract properties that AMQP carries outside the header table.
+NATIVE: Final = ("type", "correlation_id", "message_id", "app_id", "content_type")
+
+
+def traits(url: BrokerUrl) -> Traits:
+    return Traits(
+        name="rabbitmq",
+        binding="rabbitmq",
+        max_delay_s=MAX_DELAY_S,
+        count_base=0 if _queue_type(url) == "quorum" else None,
+        browse=False,
+    )
+
+
+def connect(url: BrokerUrl, clock: Clock) -> RabbitBroker:
+    return RabbitBroker(url, clock)
+
+
+def _queue_type(url: BrokerUrl) -> str:
+    kind = url.option("queue_type", "classic")
+    if kind not in ("classic", "quorum"):
+        raise ConfigError(f"{kind!r} is neither classic nor quorum", setting="?queue_type=")
+    return kind
+
+
+def _parameters(url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
+    host = url.host or "127.0.0.1"
+    secure = None
+    if url.scheme == "amqps":
+        context = ssl.create_default_context(cafile=url.option("tls_ca") or None)
+        if url.option("tls_cert"):
+            context.load_cert_chain(url.option("tls_cert"), url.option("tls_key") or None)
+        if not url.flag("tls_verify", True):
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        secure = pika.SSLOptions(context, host)
+    return pika.ConnectionParameters(
+        host=host,
+        port=url.port or (5671 if secure else 5672),
+        virtual_host=url.path or "/",
+        credentials=pika.PlainCredentials(url.user or "guest", url.password or "guest"),
+        heartbeat=int(url.number("heartbeat_s", 30, least=0)),
+        ssl_options=secure,
+        socket_timeout=timeout_s,
+        stack_timeout=timeout_s,
+        blocked_connection_timeout=timeout_s,
+        connection_attempts=1,
+    )
+
+
+class RabbitBroker:
+    """Two connections, each opened on first use: the server stops reading from publishers when it
+    is short of memory or disk, and acks must get through even then."""
+
+    def __init__(self, url: BrokerUrl, clock: Clock) -> None:
+        self.traits = traits(url)
+        self._clock = clock
+        self._timeout_s = url.number("timeout_s", 30.0, least=0.1)
+        self._parameters = _parameters(url, self._timeout_s)
+        self._declares = url.flag("declare", True)
+        self._arguments = {"x-queue-type": "quorum"} if _queue_type(url) == "quorum" else {}
+        self._known: set[str] = set()
+        #: Delay queue -> when it was last declared (monotonic seconds).
+        self._delay_queues: dict[str, float] = {}
+        self._io = IoThread()
+        self._publisher: Publisher | None = None
+        self._publish_link: Link | None = None
+        self._consume_link: Link | None = None
+        self._consumers: dict[str, Consumer] = {}
+        try:
+            with _translated(""):
+                # The first connection proves address and password; its first user keeps it.
+                self._spare: Link | None = self._new_link()
+        except BrokerError:
+            self._io.stop()
+            raise
+
+    # -- connections
+
+    def _new_link(self) -> Link:
+        return Link(self._io, self._parameters, self._timeout_s)
+
+    def _link(self, current: Link | None) -> Link:
+        if current is not None and current.lost is None:
+            return current
+        spare, self._spare = self._spare, None
+        if current is not None:
+            self._known.clear()
+        return spare if spare is not None and spare.lost is None else self._new_link()
+
+    def _producing(self) -> Publisher:
+        self._publish_link = self._link(self._publish_link)
+        if self._publisher is None or not self._publisher.usable:
+            self._publisher = Publisher(self._publish_link, self._timeout_s)
+        return self._publisher
+
+    def _consuming(self, queue: str) -> Consumer:
+        self._consume_link = self._link(self._consume_link)
+        found = self._consumers.get(queue)
+        if found is None or found.ended is not None or found.cancelled:
+            self._declare(self._consume_link, queue)
+            found = self._consumers[queue] = Consumer(self._consume_link, queue)
+        return found
+
+    # -- queues
+
+    def _declare(self, link: Link, queue: str) -> None:
+        if queue in self._known:
+            return
+        try:
+            _declare(link, queue, passive=True)
+        except exceptions.ChannelClosedByBroker as exc:
+            if exc.reply_code != 404 or not self._declares:
+                raise
+            _declare(link, queue, arguments=self._arguments)
+        self._known.add(queue)
+
+    def _delay_queue(self, link: Link, queue: str, delay_s: float) -> str:
+        if delay_s > MAX_DELAY_S:
+            raise Unsupported(
+                "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {MAX_DELAY_S:g} s; send it later"
+            )
+        delay_ms = delay_steps_ms(delay_s)
+        name = f"{queue}.delay.{delay_ms}"
+        now_s = self._clock.monotonic_s()
+        if now_s - self._delay_queues.get(name, -math.inf) > DELAY_QUEUE_FRESH_S:
+            # Declaring again is what keeps it from expiring: publishing to it does not.
+            arguments = {
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": queue,
+                "x-message-ttl": delay_ms,
+                "x-expires": delay_ms + DELAY_QUEUE_GRACE_MS,
+            }
+            _declare(link, name, arguments=arguments)
+            self._delay_queues[name] = now_s
+        return name
+
+    # -- the contract
+
+    def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
+        with _translated(queue):
+            self._send(queue, [(_piece(message), message.delay_s) for message in messages])
+
+    def _send(self, queue: str, messages: Sequence[tuple[Piece, float]]) -> None:
+        """All of them confirmed, in their order per delay."""
+        if not messages:
+            return
+        publisher = self._producing()
+        assert self._publish_link is not None
+        self._declare(self._publish_link, queue)
+        groups: dict[str, list[int]] = {}
+        for index, (_, delay_s) in enumerate(messages):
+            place = self._delay_queue(self._publish_link, queue, delay_s) if delay_s > 0 else queue
+            groups.setdefault(place, []).append(index)
+        confirmed = 0
+        for place, indices in groups.items():
+            try:
+                publisher.publish(place, [messages[index][0] for index in indices])
+            except Incomplete as exc:
+                left = {i for part in list(groups.values())[list(groups).index(place) + 1 :] for i in part}
+                missing = left | {indices[i] for i in (*exc.returned, *exc.refused, *exc.unknown)}
+                if exc.returned:
+                    self._known.discard(queue)
+                    self._delay_queues.pop(place, None)
+                raise _incomplete(exc, queue, len(messages), tuple(sorted(missing))) from exc
+            confirmed += len(indices)
+
+    def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
+        with _translated(queue):
+            consumer = self._consuming(queue)
+            taken = consumer.take(limit, wait_s)
+        now_ms = self._clock.epoch_ms()
+        return [self._delivery(queue, consumer.life, found, now_ms) for found in taken]
+
+    def _delivery(self, queue: str, life: str, taken: Taken, now_ms: int) -> Delivery:
+        table = taken.properties.headers or {}
+        native = {name: getattr(taken.properties, name) for name in NATIVE}
+        # Quorum queues leave the count out of a first delivery.
+        count = table.get(DELIVERY_COUNT, self.traits.count_base)
+        return Delivery(
+            body=taken.body,
+            queue=queue,
+            receipt=Receipt(life, taken.tag),
+            headers=user_headers({k: v for k, v in table.items() if not BROKER_HEADERS.match(k)}),
+            properties={k: v for k, v in native.items() if v is not None} | contract_properties(table),
+            native_count=int(count) if isinstance(count, int) else None,
+            received_ms=now_ms,
+            position=str(taken.tag),
+        )
+
+    def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        return self._settle(deliveries)
+
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+        if delay_s <= 0:
+            return self._settle(deliveries, requeue=True)
+        held, lapsed = self._split(deliveries)
+        for queue in {delivery.queue for delivery, _ in held}:
+            part = [(delivery, properties) for delivery, properties in held if delivery.queue == queue]
+            with _translated(queue):
+                self._send(queue, [((d.body, _without_broker_headers(p)), delay_s) for d, p in part])
+        return lapsed + self._settle([delivery for delivery, _ in held])
+
+    def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
+        held, lapsed = self._split([delivery for delivery, _ in copies])
+        mine = {delivery.receipt for delivery, _ in held}
+        kept = [(delivery, copy) for delivery, copy in copies if delivery.receipt in mine]
+        self.publish(queue, [copy for _, copy in kept])
+        return lapsed + self._settle([delivery for delivery, _ in kept])
+
+    def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
+        """A delivery is ours as long as the channel lives; there is nothing to renew."""
+        return self._split(deliveries)[1]
+
+    def _split(
+        self, deliveries: Sequence[Delivery]
+    ) -> tuple[list[tuple[Delivery, pika.BasicProperties]], Lapsed]:
+        held: list[tuple[Delivery, pika.BasicProperties]] = []
+        lapsed: list[Delivery] = []
+        for consumer, part in self._by_consumer(deliveries):
+            still: dict[int, pika.BasicProperties] = {}
+            if consumer is not None:
+                try:
+                    still = consumer.still_open(d.receipt.tag for d in part)
+                except exceptions.AMQPError:
+                    still = {}
+            for delivery in part:
+                properties = still.get(delivery.receipt.tag)
+                if properties is None:
+                    lapsed.append(delivery)
+                else:
+                    held.append((delivery, properties))
+        return held, tuple(lapsed)
+
+    def _settle(self, deliveries: Sequence[Delivery], *, requeue: bool = False) -> Lapsed:
+        lapsed: list[Delivery] = []
+        for consumer, part in self._by_consumer(deliveries):
+            done: set[int] = set()
+            if consumer is not None:
+                try:
+                    done = consumer.settle((d.receipt.tag for d in part), requeue=requeue)
+                except exceptions.AMQPError:
+                    # The connection is gone, and with it the right to settle: all of them lapsed.
+                    done = set()
+            lapsed += [delivery for delivery in part if delivery.receipt.tag not in done]
+        return tuple(lapsed)
+
+    def _by_consumer(self, deliveries: Sequence[Delivery]) -> list[tuple[Consumer | None, list[Delivery]]]:
+        lives = {consumer.life: consumer for consumer in self._consumers.values() if consumer.ended is None}
+        parts: dict[str, list[Delivery]] = {}
+        for delivery in deliveries:
+            parts.setdefault(delivery.receipt.life, []).append(delivery)
+        return [(lives.get(life), part) for life, part in parts.items()]
+
+    def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
+        raise Unsupported(
+            "rabbitmq",
+            "be read without consuming",
+            "reserve and release instead, or look with the management console",
+        )
+
+    def depth(self, queue: str) -> Depth:
+        with _translated(queue):
+            self._consume_link = self._link(self._consume_link)
+            ready = _declare(self._consume_link, queue, passive=True)
+        mine = self._consumers.get(queue)
+        return Depth(ready=ready + (len(mine.buffer) if mine else 0))
+
+    def close(self) -> None:
+        for link in (self._publish_link, self._consume_link, self._spare):
+            if link is not None:
+                link.close()
+        self._io.stop()
+
+
+def delay_steps_ms(delay_s: float) -> int:
+    """Up to two significant digits: every distinct delay needs a queue of its own, and jittered
+    delays must not make thousands of them."""
+    exact = max(1, math.ceil(delay_s * 1000))
+    step: int = 10 ** max(0, len(str(exact)) - 2)
+    return -(-exact // step) * step
+
+
+def _declare(
+    link: Link, queue: str, *, passive: bool = False, arguments: dict[str, Any] | None = None
+) -> int:
+    """On a channel of its own, because a refusal closes the channel. Returns the ready count."""
+    failed: list[Future[int]] = []
+
+    def closed(reason: BaseException) -> None:
+        if failed and not failed[0].done():
+            failed[0].set_exception(reason)
+
+    channel = link.channel(closed)
+
+    def ask(answer: Future[int]) -> None:
+        failed.append(answer)
+
+        def declared(frame: Any) -> None:
+            answer.set_result(int(frame.method.message_count))
+            channel.close()
+
+        channel.queue_declare(queue, passive=passive, durable=True, arguments=arguments, callback=declared)
+
+    return int(link.ask(ask))
+
+
+def _piece(message: Outgoing) -> Piece:
+    projected = project("rabbitmq", message)
+    # A property that does not fit is left out: the body has it, and a record must always be writable.
+    native = {
+        name: value
+        for name, value in projected.properties.items()
+        if len(value.encode("utf-8", "replace")) <= SHORT_STRING_BYTES
+    }
+    properties = pika.BasicProperties(
+        **native,
+        content_encoding="utf-8",
+        delivery_mode=pika.DeliveryMode.Persistent.value,
+        headers=dict(projected.headers),
+    )
+    return message.body, properties
+
+
+def _without_broker_headers(properties: pika.BasicProperties) -> pika.BasicProperties:
+    if properties.headers:
+        properties.headers = {k: v for k, v in properties.headers.items() if not BROKER_HEADERS.match(k)}
+    return properties
+
+
+def _incomplete(exc: Incomplete, queue: str, total: int, missing: tuple[int, ...]) -> BrokerError:
+    where = {"broker": "rabbitmq", "queue": queue}
+    cause = _error(exc.cause, queue) if exc.cause is not None else None
+    if len(missing) == total:
+        if cause is not None:
+            return cause
+        if len(exc.returned) == total:
+            return QueueMissing("there is no such queue; declare it, or allow ?declare=true", **where)
+        if len(exc.refused) == total:
+            return BrokerFull("the queue takes no more (its length limit); consume first", **where)
+    text = str(cause) if cause is not None else "the broker did not take some messages"
+    return PublishFailed(text, total=total, unconfirmed=missing, **where)
+
+
+@contextmanager
+def _translated(queue: str) -> Iterator[None]:
+    try:
+        yield
+    except (exceptions.AMQPError, OSError) as exc:
+        raise _error(exc, queue) from exc
+
+
+def _error(exc: BaseException, queue: str) -> BrokerError:
+    where = {"broker": "rabbitmq", "queue": queue}
+    reason = _reason(exc)
+    code = getattr(exc, "reply_code", 0)
+    match exc:
+        case exceptions.ProbableAuthenticationError() | exceptions.AuthenticationError():
+            return AccessDenied("user or password is wrong; check the URL", **where)
+        case exceptions.ProbableAccessDeniedError():
+            return AccessDenied("no access to this virtual host; check the path of the URL", **where)
+        case exceptions.ConnectionBlockedTimeout():
+            return BrokerFull("takes no messages: out of disk or memory there", **where)
+        case exceptions.ConsumerCancelled():
+            return QueueMissing("the queue was deleted while it was consumed", **where)
+    if code == 404:
+        return QueueMissing("there is no such queue; declare it, or allow ?declare=true", **where)
+    if code == 403:
+        return AccessDenied(f"refused: {reason}", **where)
+    too_large = re.search(r"message size (\d+) (?:is )?larger than (?:configured )?max size (\d+)", reason)
+    if too_large:
+        return BodyTooLarge(int(too_large[1]), int(too_large[2]), **where)
+    if isinstance(exc, exceptions.AMQPConnectionError | OSError):
+        return BrokerUnavailable(f"cannot be reached: {reason}", **where)
+    return BrokerError(f"refused: {reason}", **where)
+
+
+def _reason(exc: BaseException) -> str:
+    """pika wraps what went wrong while connecting; the innermost says it."""
+    inner: Any = exc
+    while True:
+        wrapped = getattr(inner, "exceptions", None) or [getattr(inner, "exception", None), *inner.args]
+        below = [error for error in wrapped if isinstance(error, BaseException)]
+        if not below:
+            break
+        inner = below[-1]
+    return getattr(inner, "reply_text", "") or str(inner) or type(inner).__name__

@@ -1,0 +1,144 @@
+"""AMQP connections on a thread of their own: heartbeats are answered while handlers work, and
+confirms and deliveries stream in while the caller is busy. Knows pika; no queue and no message.
+
+The caller's thread asks (`Link.ask`), the I/O thread acts and answers through a future. pika
+objects are only ever touched on the I/O thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+import pika
+from pika.adapters.select_connection import IOLoop
+from pika.exceptions import AMQPConnectionError
+
+_T = TypeVar("_T")
+
+
+class Silence(AMQPConnectionError):  # type: ignore[misc]  # pika has no types
+    """The server did not answer in time."""
+
+
+class IoThread:
+    def __init__(self) -> None:
+        self.loop = IOLoop()
+        self._thread = threading.Thread(target=self._run, name="shinar-rabbitmq", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.loop.start()
+        self.loop.close()
+
+    def submit(self, action: Callable[[], None]) -> None:
+        self.loop.add_callback_threadsafe(action)
+
+    def stop(self) -> None:
+        self.submit(self.loop.stop)
+        self._thread.join(timeout=5.0)
+
+
+class Link:
+    """One connection. Once lost it stays lost: whoever needs one opens a new one."""
+
+    def __init__(self, io: IoThread, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
+        self._io = io
+        self._timeout_s = timeout_s
+        self._pending: set[Future[Any]] = set()
+        #: Why the connection ended; None while it lives.
+        self.lost: BaseException | None = None
+        #: Told, on the I/O thread, that the connection ended.
+        self.on_lost: list[Callable[[BaseException], None]] = []
+        self._connection: Any = None
+        self.ask(lambda opened: self._open(parameters, opened))
+
+    def ask(self, action: Callable[[Future[_T]], None], timeout_s: float | None = None) -> _T:
+        """Run `action` on the I/O thread and wait until it, or a callback of it, sets the result."""
+        answer: Future[_T] = Future()
+
+        def run() -> None:
+            if self.lost is not None:
+                answer.set_exception(self.lost)
+                return
+            self._pending.add(answer)
+            answer.add_done_callback(self._pending.discard)
+            try:
+                action(answer)
+            # Whatever the action raises belongs to the caller, whose thread waits for it.
+            except Exception as exc:
+                if not answer.done():
+                    answer.set_exception(exc)
+
+        self._io.submit(run)
+        try:
+            return answer.result(self._timeout_s if timeout_s is None else timeout_s)
+        except FutureTimeout:
+            silence = Silence("no answer in time")
+            self._io.submit(lambda: self._give_up(silence))
+            raise silence from None
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """On the I/O thread only."""
+        self._io.loop.call_later(delay_s, action)
+
+    def channel(self, on_closed: Callable[[BaseException], None] | None = None) -> Any:
+        """A new channel; what fails on it fails the question that is open."""
+
+        def open_(answer: Future[Any]) -> None:
+            def closed(_channel: object, reason: BaseException) -> None:
+                if on_closed is not None:
+                    on_closed(reason)
+
+            def opened(channel: Any) -> None:
+                channel.add_on_close_callback(closed)
+                answer.set_result(channel)
+
+            self._connection.channel(on_open_callback=opened)
+
+        return self.ask(open_)
+
+    def close(self) -> None:
+        def close(answer: Future[None]) -> None:
+            self.on_lost.append(lambda _reason: None if answer.done() else answer.set_result(None))
+            self._connection.close()
+
+        if self.lost is None:
+            try:
+                self.ask(close, timeout_s=5.0)
+            except AMQPConnectionError:
+                return
+
+    def _open(self, parameters: pika.ConnectionParameters, opened: Future[None]) -> None:
+        def on_open(_connection: object) -> None:
+            opened.set_result(None)
+
+        def on_error(_connection: object, reason: BaseException) -> None:
+            self._end(reason)
+
+        self._connection = pika.SelectConnection(
+            parameters,
+            on_open_callback=on_open,
+            on_open_error_callback=on_error,
+            on_close_callback=on_error,
+            custom_ioloop=self._io.loop,
+        )
+
+    def _give_up(self, reason: BaseException) -> None:
+        if self.lost is None:
+            self._end(reason)
+            if self._connection is not None and self._connection.is_open:
+                self._connection.close()
+
+    def _end(self, reason: BaseException) -> None:
+        if self.lost is not None:
+            return
+        self.lost = reason
+        for tell in self.on_lost:
+            tell(reason)
+        for answer in list(self._pending):
+            if not answer.done():
+                answer.set_exception(reason)
