@@ -1,0 +1,71 @@
+"""What Pulsar's client cannot tell and its REST interface can: counts, and what is not consumed yet."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from typing import Any, Final
+from urllib.parse import quote
+
+from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigError, QueueMissing
+
+BROKER: Final = "pulsar"
+#: As the broker writes it: [(3:1..3:4],(3:6..4:0]], each open on the left.
+_RANGE: Final = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
+
+#: (ledger, entry): where a message is
+Position = tuple[int, int]
+
+
+class Admin:
+    def __init__(self, base: str, token: str, timeout_s: float) -> None:
+        if not base.startswith(("http://", "https://")):
+            raise ConfigError("write the web service's address, http://host:8080", setting="?admin=")
+        self._base = base.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+
+    def counts(self, topic: str, subscription: str) -> dict[str, Any] | None:
+        """The statistics of one subscription; None when the topic has no such subscription."""
+        found = self._get(topic, "stats?getPreciseBacklog=true&getEarliestTimeInBacklog=true")
+        mine: dict[str, Any] | None = found.get("subscriptions", {}).get(subscription)
+        return mine
+
+    def consumed(self, topic: str, subscription: str) -> tuple[Position, list[tuple[Position, Position]]]:
+        """Everything up to the first position is acknowledged, and then everything within the
+        ranges, each without its first and with its last."""
+        cursor = self._get(topic, "internalStats").get("cursors", {}).get(subscription)
+        if cursor is None:
+            return (-1, -1), []
+        ledger, _, entry = cursor["markDeletePosition"].partition(":")
+        ranges = [
+            ((int(a), int(b)), (int(c), int(d)))
+            for a, b, c, d in _RANGE.findall(cursor.get("individuallyDeletedMessages", ""))
+        ]
+        return (int(ledger), int(entry)), ranges
+
+    def _get(self, topic: str, what: str) -> dict[str, Any]:
+        path = topic.replace("://", "/", 1)
+        request = urllib.request.Request(f"{self._base}/admin/v2/{quote(path)}/{what}")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+                found: dict[str, Any] = json.load(reply)
+                return found
+        except urllib.error.HTTPError as exc:
+            raise _refused(exc.code, topic) from None
+        except (OSError, ValueError) as exc:
+            raise BrokerUnavailable(
+                f"no usable answer from ?admin=: {exc}", broker=BROKER, queue=topic
+            ) from None
+
+
+def _refused(status: int, topic: str) -> BrokerError:
+    if status in (401, 403):
+        return AccessDenied("the admin address refuses us; check ?token=", broker=BROKER, queue=topic)
+    if status == 404:
+        return QueueMissing("no such topic", broker=BROKER, queue=topic)
+    return BrokerUnavailable(f"the admin address answers {status}", broker=BROKER, queue=topic)
