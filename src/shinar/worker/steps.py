@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Protocol
 
 from shinar.envelope import Message
 from shinar.errors import ConfigError, HandlerTimeout
+from shinar.idempotency import Store, guard
 from shinar.observe import Metrics
-from shinar.worker.context import Context, current, enter_context
+from shinar.worker.context import Context, GiveUp, Retry, enter_context
 from shinar.worker.handlers import Call, Step
 
 log = logging.getLogger("shinar.worker")
@@ -127,33 +127,35 @@ def rate_limit(per_s: float, *, burst: int = 1) -> Step:
     return step
 
 
-class Seen(Protocol):
-    """What an idempotency store offers a step; see shinar.idempotency."""
-
-    def seen(self, ids: list[str]) -> set[str]: ...
-    def remember(self, ids: list[str]) -> None: ...
-
-
-def idempotent(store: Seen) -> Step:
-    """Handle each `meta.id` once: remembered after the handler returned, skipped when it comes again.
-    Not a lock: two first deliveries at the same time may both run. No id, no guard."""
+def idempotent(store: Store) -> Step:
+    """Handle each `meta.id` once: marked after the handler returned, skipped when it comes again.
+    See shinar.idempotency for the rule and the stores."""
 
     def step(call: Call) -> Call:
         def guarded(message: Message, context: Context) -> object:
-            key = message.id
-            if key and store.seen([key]):
-                log.info(
-                    "skipped: handled before", extra={"id": key, "urn": message.urn, "queue": context.queue}
-                )
-                return None
-            result = call(message, context)
-            if key and result is None:
-                store.remember([key])
-            return result
+            def run() -> None:
+                answer = call(message, context)
+                if isinstance(answer, Retry | GiveUp):
+                    raise _NotDone(answer)
+
+            try:
+                if not guard(store, message.id, run):
+                    log.info("skipped: handled before", extra={"id": message.id, "urn": message.urn})
+            except _NotDone as exc:
+                return exc.answer
+            return None
 
         return guarded
 
     return step
 
 
-__all__ = ["current", "idempotent", "log_step", "metrics_step", "rate_limit", "timeout"]
+class _NotDone(Exception):
+    """Carries a handler's answer past the guard, which marks whatever returns."""
+
+    def __init__(self, answer: Retry | GiveUp) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+__all__ = ["idempotent", "log_step", "metrics_step", "rate_limit", "timeout"]
