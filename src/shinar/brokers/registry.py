@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shinar.brokers.contract import Broker
+from shinar.brokers.contract import Broker, Delivery
 from shinar.brokers.url import BrokerUrl, PathRule
 from shinar.brokers.url import parse as parse_url
 from shinar.clock import SYSTEM, Clock
@@ -90,6 +91,24 @@ def connect(url: str | BrokerUrl, clock: Clock = SYSTEM) -> Broker:
     return opened
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The log behind a broker whose Traits say `replayable`, read by offsets and outside any group."""
+
+    #: (url, queue) -> partition: (oldest offset, offset the next message will get)
+    offsets: Callable[[BrokerUrl, str], dict[int, tuple[int, int]]]
+    #: (url, queue, partition, start, end) -> the messages of [start, end), the same again each time
+    read_range: Callable[[BrokerUrl, str, int, int, int], Iterator[list[Delivery]]]
+    #: (url, queue, partition: next offset) shows lag tools how far we are
+    commit_group: Callable[[BrokerUrl, str, Mapping[int, int]], None]
+
+
+def replay(url: str | BrokerUrl) -> Replay:
+    """The offsets of a replayable broker; ask `traits` first."""
+    module = _load(_row((parse(url) if isinstance(url, str) else url).scheme))
+    return Replay(module.offsets, module.read_range, module.commit_group)
+
+
 def _row(scheme: str) -> Row:
     try:
         return ROWS[scheme]
@@ -117,3 +136,8 @@ class _Module:
 
     @staticmethod
     def connect(url: BrokerUrl, clock: Clock) -> Broker: ...  # type: ignore[empty-body]  # shape only
+
+    # Only where Traits.replayable.
+    offsets: Callable[[BrokerUrl, str], dict[int, tuple[int, int]]]
+    read_range: Callable[[BrokerUrl, str, int, int, int], Iterator[list[Delivery]]]
+    commit_group: Callable[[BrokerUrl, str, Mapping[int, int]], None]

@@ -1,0 +1,205 @@
+"""The executor's half of a frozen batch: reserve, write, publish, and only then acknowledge.
+
+A crash before the publish leaves everything with the broker. A crash after it leaves everything in the
+segment; what the broker then hands out again is found by its `meta.id` further down. Knows the broker
+contract only, and no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from shinar.brokers.contract import Broker, Delivery
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import ShinarError
+from shinar.pipeline.options import StreamOptions
+from shinar.pipeline.rows import chunk_of, deliveries_of
+from shinar.pipeline.segments import Attempt, Place, read_left_attempt, read_segment
+
+log: Final = logging.getLogger("shinar.pipeline")
+
+#: How long the first reserve of a share waits: the planner saw messages, but a twin may have them.
+FIRST_WAIT_S: Final = 0.5
+#: And the ones after it, so that a broker which fetches ahead has time to.
+NEXT_WAIT_S: Final = 0.1
+#: Rows per reserve at first, and at most; in between as many as CHUNK_BYTES hold.
+FIRST_ROWS: Final = 500
+MOST_ROWS: Final = 4_000
+CHUNK_BYTES: Final = 8 << 20
+#: Deliveries settled by one call.
+SETTLE_ROWS: Final = 2_000
+#: How long a broker that is away is waited for before the task fails (Spark then tries again).
+PATIENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one task of a batch takes."""
+
+    place: Place
+    queue: str
+    rows: int
+    max_bytes: int | None
+
+
+def frozen_rows(share: Share, options: StreamOptions, clock: Clock = SYSTEM) -> Iterator[pa.RecordBatch]:
+    """The rows of this share: frozen now, or by whoever was here before."""
+    if share.place.segment.exists():
+        _settle_again(share.place, options)
+    else:
+        _freeze(share, options, clock)
+    for chunk in read_segment(share.place.segment):
+        yield chunk.rows
+
+
+def _freeze(share: Share, options: StreamOptions, clock: Clock) -> None:
+    give_up_s = clock.monotonic_s() + PATIENCE_S
+    pause_s = 0.1
+    while not share.place.segment.exists():
+        try:
+            _freeze_once(share, options, clock)
+        except ShinarError as exc:
+            if not exc.transient or clock.monotonic_s() > give_up_s:
+                raise
+            log.warning("freezing %s: %s; trying again", share.place.segment.name, exc)
+            clock.sleep(pause_s)
+            pause_s = min(pause_s * 2, 5.0)
+
+
+def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
+    broker = options.url.connect()
+    try:
+        attempt = Attempt(share.place)
+        taken: list[Delivery] = []
+        won = False
+        try:
+            _fill(_Taking(broker, taken, clock), attempt, share, options)
+            won = attempt.publish()
+        finally:
+            if not won:
+                _give_back(broker, taken)
+            attempt.discard()
+        if won and options.ack_mode == "after-freeze":
+            _acknowledge(broker, share.place, taken)
+    finally:
+        broker.close()
+
+
+class _Taking:
+    """Reserves for one attempt and keeps the leases alive meanwhile."""
+
+    def __init__(self, broker: Broker, taken: list[Delivery], clock: Clock) -> None:
+        self.broker = broker
+        self._taken = taken
+        self._clock = clock
+        self._lease_s = broker.traits.lease_s
+        self._kept_s = clock.monotonic_s()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def reserve(self, queue: str, most: int) -> list[Delivery]:
+        count = len(self._taken)
+        fits = CHUNK_BYTES * count // max(self._bytes, 1) if count else FIRST_ROWS
+        wait_s = NEXT_WAIT_S if count else FIRST_WAIT_S
+        got = self.broker.reserve(queue, min(most, max(fits, 1), MOST_ROWS), wait_s)
+        self._taken += got
+        self._bytes += sum(len(delivery.body) for delivery in got)
+        return got
+
+    def keep(self) -> None:
+        """Extend what is held before a third of its lease has gone."""
+        if self._lease_s is None or self._clock.monotonic_s() - self._kept_s < self._lease_s / 3:
+            return
+        lapsed = self.broker.extend(self._taken, self._lease_s)
+        if lapsed:
+            log.warning("%d leases ended while the batch was being frozen", len(lapsed))
+        self._kept_s = self._clock.monotonic_s()
+
+
+def _fill(taking: _Taking, attempt: Attempt, share: Share, options: StreamOptions) -> None:
+    pending: list[Delivery] = []
+    pending_bytes = 0
+    left = share.rows
+    traits = taking.broker.traits
+    while left > 0 and (share.max_bytes is None or taking.bytes < share.max_bytes):
+        got = taking.reserve(share.queue, left)
+        if not got or share.place.segment.exists():
+            break  # the queue is empty, or a twin has won
+        left -= len(got)
+        pending += got
+        pending_bytes += sum(len(delivery.body) for delivery in got)
+        if len(pending) >= MOST_ROWS or pending_bytes >= CHUNK_BYTES:
+            attempt.write(chunk_of(pending, traits, options.include_headers))
+            pending, pending_bytes = [], 0
+        taking.keep()
+    if pending:
+        attempt.write(chunk_of(pending, traits, options.include_headers))
+    taking.keep()
+
+
+def _give_back(broker: Broker, taken: list[Delivery]) -> None:
+    try:
+        for part in _parts(taken):
+            broker.release(part)
+    except ShinarError as exc:
+        # Nothing was kept and nothing acknowledged: the leases, or the lost connection, return them.
+        log.warning("%d messages could not be handed back at once: %s", len(taken), exc)
+
+
+def _acknowledge(broker: Broker, place: Place, taken: list[Delivery]) -> None:
+    try:
+        lapsed = sum(len(broker.ack(part)) for part in _parts(taken))
+    except ShinarError as exc:
+        # They are safe in the segment. Whoever reads it next, or commits it, acknowledges them again.
+        log.warning("batch %d is frozen but not acknowledged yet: %s", place.batch, exc)
+        return
+    if lapsed:
+        log.warning("%d messages of batch %d will come again: their lease had ended", lapsed, place.batch)
+    place.mark_settled()
+
+
+def _settle_again(place: Place, options: StreamOptions) -> None:
+    """A crash may have come between publish and ack: repeat the ack, as far as receipts travel."""
+    if options.ack_mode == "never" or place.settled.exists() or not options.url.traits().portable_receipts:
+        return
+    try:
+        broker = options.url.connect()
+        try:
+            settle_segment(broker, place)
+        finally:
+            broker.close()
+    except ShinarError as exc:
+        log.warning("batch %d is not acknowledged yet: %s", place.batch, exc)
+
+
+def settle_segment(broker: Broker, place: Place) -> None:
+    """Acknowledge all of a published segment, from whichever process. Idempotent."""
+    for chunk in read_segment(place.segment):
+        for part in _parts(deliveries_of(chunk)):
+            broker.ack(part)
+    place.mark_settled()
+
+
+def release_attempt(broker: Broker, path: Path, segments: Sequence[Path]) -> None:
+    """Hand back what an attempt took that died, or lost without saying so. Only once its batch is decided.
+
+    The winner's own file may still lie there, as a second name of its segment: that one is left alone."""
+    if not any(path.samefile(segment) for segment in segments if segment.exists()):
+        for chunk in read_left_attempt(path):
+            for part in _parts(deliveries_of(chunk)):
+                broker.release(part)
+    path.unlink(missing_ok=True)
+
+
+def _parts(deliveries: list[Delivery]) -> Iterator[list[Delivery]]:
+    for start in range(0, len(deliveries), SETTLE_ROWS):
+        yield deliveries[start : start + SETTLE_ROWS]

@@ -1,0 +1,77 @@
+"""Deliveries to rows of the schema, and back to what settles them. Knows no Spark and no concrete broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from shinar.brokers.contract import NOTHING, Delivery
+from shinar.pipeline.judged import Judged, assemble, judge_column, repeated
+from shinar.pipeline.segments import Chunk
+from shinar.settlement import Traits, reconcile
+
+_MAP: Final = pa.map_(pa.string(), pa.string())
+
+
+def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: bool = True) -> pa.RecordBatch:
+    body = pa.array([d.body for d in deliveries], pa.binary())
+    judged = judge_column(body)
+    received_us = [d.received_ms * 1000 for d in deliveries]
+    columns = {
+        "body": body,
+        "attempts": _attempts(judged, deliveries, traits),
+        "queue": pa.array([d.queue for d in deliveries], pa.string()),
+        "broker": repeated(traits.name, len(body)),
+        "position": pa.array([d.position or None for d in deliveries], pa.string()),
+        "received_at": pa.array(received_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
+        "key": pa.array([d.key for d in deliveries], pa.binary()),
+        "native_count": pa.array([d.native_count for d in deliveries], pa.int64()),
+    }
+    if include_headers:
+        columns["headers"] = _maps([d.headers for d in deliveries])
+        columns["properties"] = _maps([d.properties for d in deliveries])
+    return assemble(judged, columns, len(body))
+
+
+def chunk_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: bool = True) -> Chunk:
+    receipts = [d.receipt for d in deliveries] if traits.portable_receipts else None
+    return Chunk(rows_of(deliveries, traits, include_headers), receipts)
+
+
+def deliveries_of(chunk: Chunk) -> list[Delivery]:
+    """What a broker needs to settle the rows of a chunk from another process."""
+    if chunk.receipts is None:
+        return []
+    rows = zip(
+        chunk.rows.column("body").to_pylist(),
+        chunk.rows.column("queue").to_pylist(),
+        chunk.rows.column("position").to_pylist(),
+        chunk.receipts,
+        strict=True,
+    )
+    return [
+        Delivery(body=body, queue=queue, position=position or "", receipt=receipt)
+        for body, queue, position, receipt in rows
+    ]
+
+
+def _attempts(judged: Judged, deliveries: Sequence[Delivery], traits: Traits) -> pa.Array:
+    # Nearly all rows share a handful of counts: ask the rule once for each.
+    known: dict[tuple[object, ...], int] = {}
+    found: list[int] = []
+    for count, delivery in zip(judged.columns["attempts"].to_pylist(), deliveries, strict=True):
+        stated = delivery.properties.get(traits.attempts_property)
+        case = (count, delivery.native_count, stated)
+        if case not in known:
+            known[case] = reconcile(traits, count or 0, delivery.native_count, delivery.properties)
+        found.append(known[case])
+    return pa.array(found, pa.int64())
+
+
+def _maps(values: Sequence[Mapping[str, Any]]) -> pa.Array:
+    if all(value is NOTHING or not value for value in values):
+        return pa.nulls(len(values), _MAP)
+    pairs = [[(name, str(text)) for name, text in value.items()] if value else None for value in values]
+    return pa.array(pairs, _MAP)
