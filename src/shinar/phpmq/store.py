@@ -160,6 +160,15 @@ class Store:
             cursor.close()
         return found
 
+    def keys(self, after: int, last: int, limit: int) -> list[int]:
+        """Keys behind `after` up to and with `last`."""
+        with _mapped("read keys"):
+            rows = self._db.execute(
+                "SELECT key FROM message WHERE key > ? AND key <= ? ORDER BY key LIMIT ?",
+                (after, last, limit),
+            )
+            return [key for (key,) in rows]
+
     def get(self, key: int, count: int) -> Entry | None:
         """One message, delivered `count` times before; None when it is gone."""
         with _mapped("read message"):

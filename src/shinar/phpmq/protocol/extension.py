@@ -190,12 +190,6 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     tag: Tag
 
 
-class Backup(msgspec.Struct, frozen=True, array_like=True):
-    tag: Tag
-    #: File name inside the server's own backup folder.
-    name: str
-
-
 class Reply(msgspec.Struct, frozen=True, array_like=True):
     tag: Tag
     result: msgspec.Raw
@@ -214,7 +208,7 @@ _TYPES: Final[dict[type, Type]] = {
     Hello: Type.HELLO, Welcome: Type.WELCOME, Failure: Type.ERROR, Publish: Type.PUBLISH,
     Reserve: Type.RESERVE, Ack: Type.ACK, Release: Type.RELEASE, Extend: Type.EXTEND, Move: Type.MOVE,
     Depth: Type.DEPTH, Browse: Type.BROWSE, Queues: Type.QUEUES, Flush: Type.FLUSH,
-    Transfer: Type.TRANSFER, Status: Type.STATUS, Backup: Type.BACKUP,
+    Transfer: Type.TRANSFER, Status: Type.STATUS,
 }  # fmt: skip
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODERS: Final = {

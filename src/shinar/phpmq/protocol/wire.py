@@ -45,7 +45,6 @@ class Type(IntEnum):
     FLUSH = 123
     TRANSFER = 124
     STATUS = 125
-    BACKUP = 126
 
 
 class Packet(IntEnum):

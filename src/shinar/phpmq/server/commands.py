@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.errors import ProtocolViolation
 from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Extended, Message, Requeue, Type
 from shinar.phpmq.protocol import extension as ext
+from shinar.phpmq.server import figures, settle, upkeep
 from shinar.phpmq.server.options import Refused
 from shinar.phpmq.server.queue import Consumer, Waiter
 
@@ -34,15 +36,15 @@ def plain(connection: Connection, message: Message) -> None:
         case Acknowledge(queue, id_):
             consumer, key = _held(connection, queue, id_)
             if consumer is not None:
-                connection.hub.engine.ack([ext.Held(consumer.held.get(key, 0), [key])])
+                settle.ack(connection.hub.engine, [ext.Held(consumer.held.get(key, 0), [key])])
         case Requeue(queue, id_, ttl_s):
             consumer, key = _held(connection, queue, id_)
             if consumer is not None:
-                connection.hub.engine.requeue(consumer, key, ttl_s or 0)
+                settle.requeue(connection.hub.engine, consumer, key, ttl_s or 0)
         case DeadLetter(queue, id_):
             consumer, key = _held(connection, queue, id_)
             if consumer is not None:
-                connection.hub.engine.bury(consumer, key)
+                settle.dead_letter(connection.hub.engine, consumer, key)
         case _:
             raise ProtocolViolation("a dispatch (003) comes from the server, never from a client")
 
@@ -124,10 +126,9 @@ def _reserve(connection: Connection, request: ext.Reserve) -> None:
     _reads(connection, request.queue)
     options = connection.hub.options
     lease_s = min(request.lease_ms / 1000 or options.lease_s, options.max_lease_s)
-    held = sum(len(lease.held) for lease in connection.leases.values())
-    limit = min(request.limit, options.max_reserve, options.max_held - held)
+    limit = min(request.limit, options.max_reserve, options.max_held - connection.holding)
     if limit <= 0:
-        raise Refused("full", f"this connection holds {held} messages; settle some first")
+        raise Refused("full", f"this connection holds {connection.holding} messages; settle some first")
     deadline_s = connection.hub.clock.monotonic_s() + min(request.wait_ms, MAX_WAIT_MS) / 1000
     waiter = Waiter(
         connection, request.tag, limit, deadline_s=deadline_s, lease_s=lease_s, detached=request.detached
@@ -136,21 +137,22 @@ def _reserve(connection: Connection, request: ext.Reserve) -> None:
 
 
 def _ack(connection: Connection, request: ext.Ack) -> None:
-    connection.reply(request.tag, connection.hub.engine.ack(request.held))
+    connection.reply(request.tag, settle.ack(connection.hub.engine, request.held))
 
 
 def _release(connection: Connection, request: ext.Release) -> None:
-    connection.reply(request.tag, connection.hub.engine.release(request.held, request.delay_ms))
+    connection.reply(request.tag, settle.release(connection.hub.engine, request.held, request.delay_ms))
 
 
 def _extend(connection: Connection, request: ext.Extend) -> None:
     lease_s = min(request.lease_ms / 1000, connection.hub.options.max_lease_s)
-    connection.reply(request.tag, connection.hub.engine.extend(request.held, lease_s))
+    connection.reply(request.tag, settle.extend(connection.hub.engine, request.held, lease_s))
 
 
 def _move(connection: Connection, request: ext.Move) -> None:
     _writes(connection, request.queue)
-    connection.reply(request.tag, connection.hub.engine.move(request.queue, request.copies, request.create))
+    lapsed = settle.move(connection.hub.engine, request.queue, request.copies, request.create)
+    connection.reply(request.tag, lapsed)
 
 
 def _depth(connection: Connection, request: ext.Depth) -> None:
@@ -172,6 +174,39 @@ def _browse(connection: Connection, request: ext.Browse) -> None:
     after = max(request.after, queue.row.first) if queue else 0
     found = engine.peek(queue, after, limit, connection.hub.browse_bytes) if queue else []
     connection.reply(request.tag, found)
+
+
+def _queues(connection: Connection, request: ext.Queues) -> None:
+    rights = _rights(connection)
+    found = [one for one in figures.of_queues(connection.hub.engine) if rights.may_read(one.name)]
+    connection.reply(request.tag, found)
+
+
+def _status(connection: Connection, request: ext.Status) -> None:
+    _admin(connection)
+    connection.reply(request.tag, figures.of_server(connection.hub))
+
+
+def _flush(connection: Connection, request: ext.Flush) -> None:
+    _admin(connection)
+    engine = connection.hub.engine
+    queue = engine.queue(request.queue, create=False)
+    engine.jobs.append(upkeep.flush(engine, queue, partial(connection.reply, request.tag)))
+
+
+def _transfer(connection: Connection, request: ext.Transfer) -> None:
+    _admin(connection)
+    engine = connection.hub.engine
+    if request.source == request.target:
+        raise Refused("bad-request", "source and target are the same queue")
+    source, target = engine.queue(request.source, create=False), engine.queue(request.target)
+    done = partial(connection.reply, request.tag)
+    engine.jobs.append(upkeep.transfer(engine, source, target, request.limit, done))
+
+
+def _admin(connection: Connection) -> None:
+    if not _rights(connection).admin:
+        raise Refused("denied", "this token may not administer the broker")
 
 
 def _reads(connection: Connection, queue: str) -> None:
@@ -199,4 +234,8 @@ _HANDLERS: Final[dict[Type, Callable[[Connection, Any], None]]] = {
     Type.MOVE: _move,
     Type.DEPTH: _depth,
     Type.BROWSE: _browse,
+    Type.QUEUES: _queues,
+    Type.STATUS: _status,
+    Type.FLUSH: _flush,
+    Type.TRANSFER: _transfer,
 }

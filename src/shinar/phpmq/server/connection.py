@@ -18,7 +18,7 @@ from shinar.phpmq.server import commands
 from shinar.phpmq.server.access import Rights
 from shinar.phpmq.server.leases import Lease
 from shinar.phpmq.server.options import Refused
-from shinar.phpmq.server.queue import Consumer, Waiter
+from shinar.phpmq.server.queue import Consumer, Queue, Waiter
 from shinar.phpmq.store import Entry
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Connection(asyncio.Protocol):
         self.hub = hub
         self.listener = listener
         self.leases: dict[int, Lease] = {}
+        self.waiting: dict[Waiter, Queue] = {}
+        self.holding = 0
         self.consumers: dict[str, Consumer] = {}
         #: What this client may do; None until it said hello where a token is asked for.
         self.rights: Rights | None = None if listener.token else hub.access.plain
@@ -160,6 +162,8 @@ class Connection(asyncio.Protocol):
 
     def write(self, frame: bytes) -> None:
         """Keep a whole frame until the commit; `flush` sends it."""
+        if self._transport is None:
+            return
         self._out.append(frame)
         self._out_bytes += len(frame)
         self.hub.outgoing.add(self)

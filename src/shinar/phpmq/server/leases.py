@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from shinar.phpmq.server.queue import Consumer, Peer, Queue
 
 #: Receipts remembered after their ack, so that a repeated ack is recognised and not called lapsed.
-REMEMBERED: Final = 100_000
+REMEMBERED: Final = 20_000
+#: Ended leases keep a place in the heap until it has this many spare ones.
+SPARE_ENDS: Final = 1000
 
 
 class Lease:
@@ -43,9 +45,8 @@ class Leases:
         self._ends: list[tuple[float, int]] = []
         self._settled: OrderedDict[int, set[int]] = OrderedDict()
         self._remembered = 0
-
-    def __len__(self) -> int:
-        return len(self._by_token)
+        #: Messages under all leases together.
+        self.held = 0
 
     @property
     def next_end_s(self) -> float | None:
@@ -58,9 +59,11 @@ class Leases:
         lease = Lease(queue, owner, consumer, until_s)
         lease.held = {entry[0]: entry[5] if len(entry) == 6 else 0 for entry in entries}
         self._by_token[lease.token] = lease
-        heapq.heappush(self._ends, (until_s, lease.token))
+        self.held += len(lease.held)
+        self._plan(until_s, lease.token)
         if owner is not None:
             owner.leases[lease.token] = lease
+            owner.holding += len(lease.held)
         return lease
 
     def claim(self, token: int, keys: Iterable[int]) -> tuple[Lease | None, dict[int, int], list[int]]:
@@ -77,6 +80,9 @@ class Leases:
                 missing.append(key)
             else:
                 taken[key] = count
+        self.held -= len(taken)
+        if lease.owner is not None:
+            lease.owner.holding -= len(taken)
         if lease.consumer is not None:
             for key in taken:
                 lease.consumer.held.pop(key, None)
@@ -109,7 +115,7 @@ class Leases:
             lease.renewed.clear()
         else:
             lease.renewed.update(dict.fromkeys(kept, until_s))
-        heapq.heappush(self._ends, (until_s, token))
+        self._plan(until_s, token)
         return missing
 
     def lapse(self, now_s: float) -> Iterator[tuple[Lease, dict[int, int]]]:
@@ -119,20 +125,32 @@ class Leases:
             lease = self._by_token.get(token)
             if lease is None:
                 continue
-            over = [key for key in lease.held if lease.renewed.get(key, lease.until_s) <= now_s]
+            ends = lease.renewed
+            over = [key for key in lease.held if ends.get(key, lease.until_s) <= now_s]
             if over:
                 _, taken, _ = self.claim(token, over)
                 yield lease, taken
 
-    def end(self, lease: Lease) -> dict[int, int]:
-        """Everything a lease still holds goes back."""
-        return self.claim(lease.token, list(lease.held))[1]
+    def end(self, token: int) -> tuple[Lease | None, dict[int, int]]:
+        """A lease ends before its time, and everything it still holds goes back."""
+        lease = self._by_token.get(token)
+        return (None, {}) if lease is None else (lease, self.claim(token, list(lease.held))[1])
 
     def keys_of(self, queue: Queue) -> set[int]:
         return {key for lease in self._by_token.values() if lease.queue is queue for key in lease.held}
 
     def all_keys(self) -> set[int]:
         return {key for lease in self._by_token.values() for key in lease.held}
+
+    def _plan(self, until_s: float, token: int) -> None:
+        if len(self._ends) > SPARE_ENDS + 2 * len(self._by_token):
+            self._ends = [
+                (end_s, lease.token)
+                for lease in self._by_token.values()
+                for end_s in {lease.until_s, *lease.renewed.values()}
+            ]
+            heapq.heapify(self._ends)
+        heapq.heappush(self._ends, (until_s, token))
 
     def _forget(self, lease: Lease) -> None:
         self._by_token.pop(lease.token, None)

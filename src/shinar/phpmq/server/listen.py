@@ -23,6 +23,7 @@ from shinar.phpmq.protocol import Message
 from shinar.phpmq.server.access import Access
 from shinar.phpmq.server.connection import Connection
 from shinar.phpmq.server.engine import Engine
+from shinar.phpmq.server.http import MetricsConnection
 from shinar.phpmq.server.options import DispatchForm, Options, Refused
 from shinar.phpmq.store import Store
 
@@ -63,6 +64,7 @@ class Hub:
         self.connections: set[Connection] = set()
         self.outgoing: set[Connection] = set()
         self.inbound_bytes = 0
+        self.since_s = self.clock.monotonic_s()
         self._loop = loop
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -133,10 +135,12 @@ class Hub:
             action()
         except StoreError as exc:
             log.error("the store failed, all clients are cut off: %s", exc)
+            self.engine.totals.store_failures += 1
             self.outgoing.clear()
             self.engine.reload()
             for connection in list(self.connections):
                 connection.leases.clear()
+                connection.waiting.clear()
                 connection.consumers.clear()
                 connection.abort()
         if touch:
@@ -160,13 +164,16 @@ class Server:
     def __init__(
         self, folder: Path, listeners: tuple[Listener, ...], *, options: Options | None = None,
         access: Access | None = None, clock: Clock = SYSTEM, store: Store | None = None,
+        metrics: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
+        self._metrics = metrics
         self.listeners = listeners
         self.access = access or Access()
         self._options = options or Options()
         self._clock = clock
         self._store = store or Store(folder)
         self._servers: list[asyncio.Server] = []
+        self._http: asyncio.Server | None = None
         self.hub: Hub
 
     async def start(self) -> None:
@@ -174,6 +181,8 @@ class Server:
         self.hub = Hub(Engine(self._store, self._options, self._clock), self.access, loop)
         for listener in self.listeners:
             self._servers.append(await self._listen(loop, listener))
+        if self._metrics is not None:
+            self._http = await loop.create_server(lambda: MetricsConnection(self.hub), *self._metrics)
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> asyncio.Server:
         def accepted() -> Connection:
@@ -210,7 +219,7 @@ class Server:
 
     async def stop(self) -> None:
         """Refuse new clients, commit, let the last replies leave, hang up, close the store."""
-        for server in self._servers:
+        for server in (*self._servers, *([self._http] if self._http else [])):
             server.close()
         self.hub.commit()
         for connection in list(self.hub.connections):

@@ -28,6 +28,8 @@ class Options:
     max_queues: int = 10_000
     #: Messages one connection may hold unsettled.
     max_held: int = 100_000
+    #: Messages all connections together may hold unsettled; each costs about 100 bytes of memory.
+    max_inflight: int = 500_000
     #: Messages one reserve may take.
     max_reserve: int = 10_000
     #: A client that connects and stays silent is cut off after this; afterwards it may idle for ever.

@@ -28,6 +28,9 @@ class Peer(Protocol):
     """A connection, as far as a queue is concerned."""
 
     leases: dict[int, Lease]
+    waiting: dict[Waiter, Queue]
+    #: Messages under its leases.
+    holding: int
 
     def writable(self) -> bool: ...
     def deliver(self, waiter: Waiter, lease: Lease | None, entries: list[Entry]) -> None: ...
@@ -89,7 +92,8 @@ class Queue:
         self._returned_counts: dict[int, int] = {}
         #: Messages held by leases.
         self.inflight = 0
-        self.waiters: deque[Waiter] = deque()
+        #: Reserves in the order they came.
+        self.waiters: dict[Waiter, None] = {}
         self.consumers: deque[Consumer] = deque()
         #: Taken entries whose time was over; the engine buries them.
         self.overdue: list[Entry] = []
@@ -178,7 +182,3 @@ class Queue:
             # Who came first this time comes last the next time.
             self.consumers.rotate(-1)
         return wanted
-
-    def unused(self) -> bool:
-        """Nothing in it, nobody at it: its memory may go."""
-        return not (self.row.messages or self.waiters or self.consumers or self.inflight)
