@@ -100,6 +100,21 @@ class Producer:
             self._publish(target, batch)
         return sent
 
+    def send_bodies(
+        self,
+        bodies: Iterable[bytes],
+        *,
+        queue: str = "",
+        headers: Mapping[str, str] | None = None,
+        delay_s: float = 0.0,
+    ) -> int:
+        """Send finished envelopes byte for byte; how many."""
+        target = self._target(queue)
+        batch = [Outgoing(body, headers=dict(headers or {}), delay_s=delay_s) for body in bodies]
+        if batch:
+            self._publish(target, batch)
+        return len(batch)
+
     def outgoing(
         self,
         message: Message,

@@ -1,0 +1,90 @@
+"""What commands share: flags, output, progress. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any, Final
+
+from shinar.cli.settings import SETTINGS, Settings, resolve
+from shinar.errors import ConfigError
+
+#: Seconds between two progress lines when stderr is not a terminal.
+PLAIN_PROGRESS_S: Final = 10.0
+
+
+def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Flags for these settings; their defaults come from `resolve`, not from argparse."""
+    for name in names:
+        setting = SETTINGS[name]
+        kind = setting.read if callable(setting.read) else str
+        default = f" (default {setting.default})" if setting.default not in ("", 0) else ""
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=None, help=f"{setting.help}{default}"
+        )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no summary on stderr")
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    return resolve(vars(args))
+
+
+def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
+    """(parsed URL, queue) from the command's URL and --queue; a clear error if either is missing."""
+    from shinar.brokers import parse
+
+    text = settings["url"]
+    if not text:
+        raise ConfigError("give a broker URL, or set SHINAR_URL", setting="url")
+    url = parse(text)
+    queue = settings["queue"] or url.queue
+    if not queue:
+        raise ConfigError("name one in the URL (scheme://host/queue) or with --queue", setting="queue")
+    return url, queue
+
+
+def emit(value: object) -> None:
+    """One JSON object on a line of stdout."""
+    print(json.dumps(value, ensure_ascii=False, default=str), flush=False)
+
+
+def colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+class Progress:
+    """Count, rate and ETA on stderr: a live line on a terminal, a plain one now and then elsewhere."""
+
+    def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
+        self._what, self._total, self._quiet = what, total, quiet
+        self._live = sys.stderr.isatty()
+        self._started_s = self._shown_s = time.monotonic()
+        self.count = 0
+
+    def add(self, amount: int = 1) -> None:
+        self.count += amount
+        now_s = time.monotonic()
+        if not self._quiet and now_s - self._shown_s > (0.2 if self._live else PLAIN_PROGRESS_S):
+            self._shown_s = now_s
+            self._show("\r" if self._live else "", "" if self._live else "\n")
+
+    def done(self) -> None:
+        if not self._quiet and self._live and self._shown_s > self._started_s:
+            self._show("\r", "\n")
+
+    def _show(self, before: str, after: str) -> None:
+        spent_s = max(time.monotonic() - self._started_s, 1e-9)
+        rate = self.count / spent_s
+        text = f"{self._what}: {self.count:,}"
+        if self._total:
+            left_s = (self._total - self.count) / rate if rate else 0.0
+            text += f" of {self._total:,} ({100 * self.count / self._total:.0f} %), {left_s:.0f} s left"
+        sys.stderr.write(f"{before}{text}, {rate:,.0f}/s   {after}")
+        sys.stderr.flush()

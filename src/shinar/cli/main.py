@@ -1,0 +1,85 @@
+"""`shinar`: finds the command, imports only its module, runs it, and turns errors into exit codes.
+
+Exit codes: 0 done, 1 findings or a partial failure, 2 usage or I/O, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import shinar
+from shinar.errors import Cancelled, ShinarError
+
+OK: Final = 0
+FINDINGS: Final = 1
+FAILED: Final = 2
+INTERRUPTED: Final = 130
+
+#: command -> (module with register(subparsers), what it is for)
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "publish": ("publish", "send messages to a queue, confirmed"),
+    "worker": ("worker", "run your handlers over a queue"),
+    "tail": ("tail", "look at the messages of a queue without consuming them"),
+    "inspect": ("inspect", "pretty-print and judge messages from a file or stdin"),
+    "bridge": ("bridge", "move or copy messages between any two brokers"),
+    "broker": ("broker", "run and look after the embedded broker"),
+    "pipeline": ("pipeline", "queues into tables on Spark"),
+    "dlq": ("dlq", "see why messages died"),
+    "redrive": ("redrive", "send dead letters back, once"),
+    "traces": ("report", "rebuild traces from the tables"),
+    "fingerprints": ("report", "group dead letters of the tables by cause"),
+    "stuck": ("report", "find messages that were produced and never finished"),
+    "drift": ("report", "find contract drift per URN and language"),
+    "rates": ("report", "latency, retry and dead-letter rates"),
+    "propose-schemas": ("report", "propose payload schemas from traffic"),
+    "report": ("report", "write one HTML page from the tables"),
+    "doctor": ("doctor", "check Java, Spark, extras and connections"),
+    "config": ("config", "show settings and where they come from"),
+}
+
+
+def parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The whole command line, with details of the chosen command only: the others stay unimported."""
+    top = argparse.ArgumentParser(
+        prog="shinar",
+        description="Polyglot queues in Python, and on Spark.",
+        epilog="Exit codes: 0 done, 1 findings or partial failure, 2 usage or I/O, 130 interrupted. "
+        "Settings: flag, then SHINAR_*, then shinar.toml, then default.",
+    )
+    top.add_argument("--version", action="version", version=f"shinar {shinar.__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    if chosen in COMMANDS:
+        module = importlib.import_module(f"shinar.cli.{COMMANDS[chosen][0]}")
+        module.register(commands)
+    else:
+        for name, (_, text) in COMMANDS.items():
+            commands.add_parser(name, help=text)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    try:
+        args = parser(chosen).parse_args(words)
+        code: int = args.run(args)
+        return code
+    except Cancelled as exc:
+        print(f"shinar: {exc}", file=sys.stderr)
+        return INTERRUPTED
+    except ShinarError as exc:
+        print(f"shinar: {exc} [{exc.code}]", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `shinar tail … | head`
+        sys.stderr.close()
+        return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
