@@ -24,6 +24,7 @@ from shinar.settlement.traits import Traits
 #: Seconds a reservation lasts unless the URL says otherwise (?lease_s=).
 DEFAULT_LEASE_S: Final = 60.0
 DEFAULT_PORT: Final = 9100
+SCHEMES: Final = frozenset({"phpmq", "phpmqs", "phpmq+unix"})
 #: One publish frame: large enough to share a commit, small enough for the server's limits.
 CHUNK_MESSAGES: Final = 2_000
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -61,7 +62,7 @@ class PhpmqBroker:
     def __init__(self, url: BrokerUrl, clock: Clock) -> None:
         self.traits = traits(url)
         self._clock = clock
-        self._address = _address(url)
+        self._address = address(url)
         self._timeout_s = url.number("timeout_s", 30.0, least=0.1)
         self._lease_ms = int((self.traits.lease_s or DEFAULT_LEASE_S) * 1000)
         hold = url.option("hold", "connection")
@@ -264,7 +265,7 @@ def _receipts(held: Sequence[ext.Held]) -> set[Receipt]:
     return {(part.token, key) for part in held for key in part.keys}
 
 
-def _address(url: BrokerUrl) -> Address:
+def address(url: BrokerUrl) -> Address:
     token = url.option("token") or url.password
     if url.scheme == "phpmq+unix":
         return Address(unix=url.path, token=token)

@@ -20,6 +20,7 @@ from typing import Final
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ProtocolViolation, StoreError
 from shinar.phpmq.protocol import Message
+from shinar.phpmq.server import upkeep
 from shinar.phpmq.server.access import Access
 from shinar.phpmq.server.connection import Connection
 from shinar.phpmq.server.engine import Engine
@@ -33,6 +34,8 @@ log = logging.getLogger("shinar.phpmq")
 DEFAULT_PORT: Final = 9100
 #: Seconds between two rounds of looking for clients that take too long.
 PATROL_S: Final = 0.5
+#: Seconds between two rounds of forgetting old archived messages.
+PRUNE_S: Final = 60.0
 #: Connections the kernel keeps for us while a commit runs.
 BACKLOG: Final = 1024
 
@@ -65,6 +68,7 @@ class Hub:
         self.outgoing: set[Connection] = set()
         self.inbound_bytes = 0
         self.since_s = self.clock.monotonic_s()
+        self._pruned_s = float("-inf")
         self._loop = loop
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -152,6 +156,11 @@ class Hub:
             reason = connection.overdue(now_s)
             if reason is not None:
                 connection.cut_off(reason)
+        keep_s = self.options.archive_keep_s
+        if keep_s is not None and now_s - self._pruned_s >= PRUNE_S:
+            self._pruned_s = now_s
+            self.engine.jobs.append(upkeep.prune(self.engine, keep_s))
+            self.touch()
         self._patrol = self._loop.call_later(PATROL_S, self._look_around)
 
     def stop(self) -> None:

@@ -116,6 +116,13 @@ def transfer(
     done(moved)
 
 
+def prune(engine: Engine, keep_s: float) -> Iterator[None]:
+    """Forget archived messages that are older than they need to be."""
+    before_ms = engine.clock.epoch_ms() - int(keep_s * 1000)
+    while engine.store.prune_archive(before_ms):
+        yield
+
+
 def _promote(engine: Engine, now_ms: int) -> None:
     """Delayed messages whose time has come join the end of their queues."""
     later = engine.store.due(now_ms, STEP)
