@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from shinar.brokers import sqs_wire as wire
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.recent import Recent
 from shinar.brokers.sqs_client import driver_errors, has_lapsed, meaning, open_client
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
@@ -51,8 +52,6 @@ DEDUP_WINDOW_S: Final = 300.0
 
 #: What brings a missing queue into being, unless ?declare=false; looking at one or settling does not.
 _DECLARING: Final = frozenset({"send_message_batch", "receive_message"})
-#: Deletes remembered so that a second ack of the same delivery is no lapsed lease.
-_REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,8 @@ class SqsBroker:
         self._pool = ThreadPoolExecutor(connections, "shinar-sqs")
         self._connections = connections
         self._addresses: dict[str, str] = {}
-        self._deleted: dict[str, None] = {}
+        # A second ack of the same delivery is no lapsed lease.
+        self._deleted = Recent()
 
     @property
     def traits(self) -> Traits:
@@ -236,9 +236,7 @@ class SqsBroker:
         left = [delivery for delivery in deliveries if delivery.receipt not in self._deleted]
         lapsed = self._settle("delete_message_batch", left, {})
         gone = {delivery.receipt for delivery in lapsed}
-        self._deleted.update((delivery.receipt, None) for delivery in left if delivery.receipt not in gone)
-        while len(self._deleted) > _REMEMBERED:
-            del self._deleted[next(iter(self._deleted))]
+        self._deleted.update(delivery.receipt for delivery in left if delivery.receipt not in gone)
         return lapsed
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:

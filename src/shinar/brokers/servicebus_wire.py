@@ -1,0 +1,124 @@
+"""Between Shinar's values and the SDK's messages. No connection, no clock."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.amqp import AmqpMessageBodyType
+
+from shinar.brokers.contract import Delivery, Outgoing
+from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.errors import ContractError
+
+#: Deliveries a message had before it was sent again by a delayed release (which resets the broker's count).
+DELIVERIES: Final = "x-shinar-deliveries"
+#: What the service adds to a message in a dead-letter sub-queue; a copy that leaves it is dead no more.
+DEAD_LETTER_NOTES: Final = frozenset({"DeadLetterReason", "DeadLetterErrorDescription"})
+#: Service Bus takes no longer message or session id.
+MAX_ID: Final = 128
+_INT32: Final = range(-(2**31), 2**31)
+
+
+def message_of(outgoing: Outgoing, now_s: float, *, origin: Delivery | None = None) -> ServiceBusMessage:
+    """`origin` is given for a copy of a delivery."""
+    projected = project("asb", outgoing)
+    native = dict(projected.properties)
+    headers = dict(projected.headers)
+    if origin is not None:
+        native["message_id"] = _copy_id(native.get("message_id", ""), outgoing, origin)
+        headers = {name: value for name, value in headers.items() if name not in DEAD_LETTER_NOTES}
+    for name in ("message_id", "correlation_id"):
+        if len(native.get(name, "")) > MAX_ID:
+            # A redundant view; the body keeps the whole.
+            native[name] = hashlib.sha256(native[name].encode()).hexdigest()
+    message = ServiceBusMessage(
+        outgoing.body,
+        application_properties={name: _typed(value) for name, value in headers.items()},
+        session_id=session_of(outgoing.key),
+        **native,
+    )
+    if outgoing.delay_s > 0:
+        due = datetime.datetime.fromtimestamp(now_s + outgoing.delay_s, datetime.UTC)
+        message.scheduled_enqueue_time_utc = due
+    return message
+
+
+def released_copy(delivery: Delivery, now_s: float, delay_s: float) -> ServiceBusMessage:
+    """The same message again, due later, that remembers how often it was delivered."""
+    same = Outgoing(delivery.body, delivery.headers, delivery.key, delay_s)
+    message = message_of(same, now_s, origin=delivery)
+    count = (delivery.native_count or 0) + 1
+    # The contract's properties as they came, not as the body would have them: a gated message stays gated.
+    kept = {name: _typed(value) for name, value in delivery.properties.items()}
+    message.application_properties = {**(message.application_properties or {}), **kept, DELIVERIES: count}
+    return message
+
+
+def session_of(key: bytes | None) -> str | None:
+    if not key:
+        return None
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not 0 < len(text) <= MAX_ID:
+        raise ContractError(f"a key becomes a session id: UTF-8 text of up to {MAX_ID} characters")
+    return text
+
+
+def delivery_of(
+    queue: str, message: ServiceBusReceivedMessage, now_ms: int, *, peeked: bool = False
+) -> Delivery:
+    found = {_text(name): value for name, value in (message.application_properties or {}).items()}
+    earlier = found.pop(DELIVERIES, 0)
+    until = None if peeked else message.locked_until_utc
+    session = message.session_id
+    return Delivery(
+        body=body_of(message),
+        queue=queue,
+        receipt=None if peeked else (str(message.lock_token), session or ""),
+        headers=user_headers(found),
+        properties=contract_properties(found),
+        key=session.encode() if session else None,
+        native_count=(message.delivery_count or 0) + (earlier if isinstance(earlier, int) else 0),
+        received_ms=now_ms,
+        lease_until_ms=int(until.timestamp() * 1000) if until else None,
+        position=str(message.sequence_number or ""),
+    )
+
+
+def body_of(message: ServiceBusReceivedMessage) -> bytes:
+    if message.body_type is AmqpMessageBodyType.DATA:
+        return b"".join(message.body)
+    # Other clients may send one AMQP value; text is taken as the body it stands for.
+    value: Any = message.body
+    if isinstance(value, bytes):
+        return value
+    return (value if isinstance(value, str) else str(value)).encode()
+
+
+def _copy_id(own: str, outgoing: Outgoing, origin: Delivery) -> str:
+    """Duplicate detection swallows, and confirms, a second message under the same id. A copy keeps meta.id
+    in its body, so it travels under an id made of the message it replaces: only the very same move,
+    repeated because the first one's settlement was lost, is a duplicate."""
+    place = f"{origin.queue}\0{origin.position}\0".encode()
+    return f"{own[:90]}:{hashlib.sha256(place + outgoing.body).hexdigest()[:32]}"
+
+
+def _typed(value: Any) -> Any:
+    # The SDK encodes an int as a 32-bit one and fails on more; this is its way to ask for a long.
+    if isinstance(value, int) and not isinstance(value, bool) and value not in _INT32:
+        return {"TYPE": "LONG", "VALUE": value}
+    return value
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def dead_letter_reason(headers: Mapping[str, str]) -> tuple[str, str]:
+    return headers.get("DeadLetterReason", "moved by a worker"), headers.get("DeadLetterErrorDescription", "")
