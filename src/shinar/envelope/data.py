@@ -3,6 +3,7 @@ is the producer's optional, sharper look for payloads that every language must r
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 import sys
@@ -29,10 +30,7 @@ _ADVICE: Final[dict[str, str]] = {
     "memoryview": "encode it as base64 text",
     "datetime": "write it as RFC 3339 text (.isoformat() of an aware datetime) or as epoch milliseconds",
     "date": "write it as text (.isoformat())",
-    "Decimal": "write it as text, or as an integer of the smallest unit",
     "UUID": "write it as text (str(...))",
-    "set": "write it as a list",
-    "frozenset": "write it as a list",
 }
 
 
@@ -104,16 +102,17 @@ def _refuse_bad(where: str, item: object) -> None:
     if isinstance(item, int):
         if not INT64_MIN <= item <= INT64_MAX:
             raise ContractError("is outside int64; write it as text", pointer=where)
-    elif isinstance(item, float):
+    elif isinstance(item, float | decimal.Decimal):
         if not math.isfinite(item):
             raise ContractError(f"{item} is not JSON; leave the member out or write null", pointer=where)
-    elif kind not in _CONTAINERS:
+    elif not isinstance(item, _CONTAINERS):
         advice = _ADVICE.get(kind.__name__, "convert it to text, numbers, lists or dicts first")
         raise ContractError(f"{kind.__name__} is not JSON: {advice}", pointer=where)
 
 
 _PLAIN: Final = frozenset({str, bool, type(None)})
-_CONTAINERS: Final = frozenset({dict, list, tuple})
+#: Sets and Decimals are taken too: they go out as a list and as text, which loses nothing.
+_CONTAINERS: Final = (dict, list, tuple, set, frozenset)
 
 
 class _BadKey:
@@ -132,7 +131,7 @@ def _walk(value: Any, pointer: str) -> Iterator[tuple[str, Any]]:
                     yield f"{where}/{escape(key)}", key
                 else:
                     yield where, _BadKey(key)
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, _CONTAINERS):
             stack.extend((f"{where}/{index}", inner) for index, inner in enumerate(item))
         if item is not value:
             yield where, item
@@ -146,7 +145,7 @@ def _depth(value: Any) -> int:
             inner
             for item in level
             for inner in (item.values() if isinstance(item, Mapping) else item)
-            if isinstance(inner, Mapping | list | tuple)
+            if isinstance(inner, (Mapping, *_CONTAINERS))
         ]
         if deepest > MAX_DEPTH:
             break
