@@ -6,7 +6,10 @@ elsewhere. Runs on a session it is given and never starts one.
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import tempfile
 import threading
 import uuid
 from collections import Counter
@@ -17,10 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import ConfigError, UsageError
+from shinar.brokers import parse
+from shinar.brokers.url import SECRET_OPTIONS
+from shinar.errors import ConfigError
 from shinar.pipeline.batch import Line, Rules
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
-from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages
+from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
+from shinar.pipeline.session import register
 from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, read, write_atomically
 
 if TYPE_CHECKING:
@@ -57,7 +63,12 @@ class Summary(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """Where a job reads and writes. Names of options are those of the source."""
 
+    #: One of these three, as for the source; a URL with a password is never put into a plan.
     url: str | None = None
+    url_env: str | None = None
+    url_file: str | None = None
+    #: Or an archive of bodies, read as one batch.
+    path: str | None = None
     queue: str | None = None
     job: str | None = None
     checkpoint: str | None = None
@@ -128,6 +139,8 @@ class Pipeline:
 
     def run(self, *, once: bool = False) -> Summary:
         """Read until the queue is drained (`once`) or until `stop`. Returns what was done."""
+        if self._settings.path:
+            return self.process(self._archive())
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
         query = self.start(once=once)
@@ -143,7 +156,8 @@ class Pipeline:
         self._stopping.clear()
         checkpoint = self._checkpoint()
         epoch = _epoch(checkpoint)
-        sweep_stages(self._store, self.job, epoch)
+        self._recover()
+        sweep_stages(self._store, self.job)
 
         def one_batch(rows: DataFrame, number: int) -> None:
             if self._stopping.is_set():
@@ -170,6 +184,7 @@ class Pipeline:
         """One batch from a DataFrame of judged rows: an archive, or a test."""
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
+        self._recover()
         self._step(rows, batch or BatchId(self.job, uuid.uuid4().hex, 0))
         return self._totals.summary(self._clock.monotonic_s() - started_s)
 
@@ -198,25 +213,33 @@ class Pipeline:
         if self.on_batch is not None:
             self.on_batch(manifest)
 
+    def _recover(self) -> None:
+        """Finish what an earlier run had decided but not committed everywhere."""
+        for journal, manifest in unfinished(self._store, self.job):
+            journal.carry_out(manifest)
+            self._totals.add(manifest)
+
     def _runner(self) -> Runner:
         return Runner(self._store, self.job, self._handlers, self._clock)
 
     def _source(self) -> DataFrame:
-        settings = self._settings
-        if not settings.url:
-            raise UsageError("Pipeline needs url= to read a stream; use process(rows) for a DataFrame")
-        from shinar.pipeline.session import register
-
         register(self._spark)
-        reader = self._spark.readStream.format("shinar").option("url", settings.url)
+        settings = self._settings
+        options = {
+            **_address(self._spark, settings),
+            "maxRecordsPerTrigger": str(settings.max_records),
+            "landing": str(self._store.root / STATE_DIR / "landing"),
+            "streamId": self.job,
+            **settings.options,
+        }
         if settings.queue:
-            reader = reader.option("queue", settings.queue)
-        reader = reader.option("maxRecordsPerTrigger", str(settings.max_records))
-        reader = reader.option("landing", str(self._store.root / STATE_DIR / "landing" / self.job))
-        reader = reader.option("stream", self.job)
-        for name, value in settings.options.items():
-            reader = reader.option(name, value)
-        return reader.load()
+            options["queue"] = settings.queue
+        return self._spark.readStream.format("shinar").options(**options).load()
+
+    def _archive(self) -> DataFrame:
+        register(self._spark)
+        options = {"path": str(self._settings.path), **self._settings.options}
+        return self._spark.read.format("shinar").options(**options).load()
 
     def _checkpoint(self) -> Path:
         given = self._settings.checkpoint
@@ -276,8 +299,29 @@ def _settings(settings: Settings, rules: Rules, given: Mapping[str, Any]) -> tup
 
 
 def _job_name(settings: Settings) -> str:
-    name = settings.queue or (settings.url or "batch").rstrip("/").rpartition("/")[2].partition("?")[0]
+    name = settings.queue or (parse(settings.url).queue if settings.url else "") or "batch"
     return re.sub(r"[^A-Za-z0-9_.]", "_", name).strip("_.")[:64] or "batch"
+
+
+def _address(spark: SparkSession, settings: Settings) -> dict[str, str]:
+    given = {"url": settings.url, "urlEnv": settings.url_env, "urlFile": settings.url_file}
+    found = {name: text for name, text in given.items() if text}
+    if len(found) != 1:
+        raise ConfigError("give exactly one of url, url_env, url_file and path", setting="url")
+    url = parse(settings.url) if settings.url else None
+    if url is None or not (url.password or SECRET_OPTIONS & url.options.keys()):
+        return found
+    if not spark.sparkContext.master.startswith("local"):
+        raise ConfigError(
+            "holds a password; on a cluster put it into an environment variable or a file of every node "
+            "and give url_env or url_file",
+            setting="url",
+        )
+    handle, name = tempfile.mkstemp(prefix="shinar-url-")  # readable by this user alone
+    with os.fdopen(handle, "w") as file:
+        file.write(str(settings.url))
+    atexit.register(lambda: Path(name).unlink(missing_ok=True))
+    return {"urlFile": name}
 
 
 def _epoch(checkpoint: Path) -> str:

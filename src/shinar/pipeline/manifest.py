@@ -129,7 +129,16 @@ def stage_dir(store: Store, batch: BatchId) -> Path:
     return store.root / STATE_DIR / "stage" / f"{batch.name}-{os.urandom(4).hex()}"
 
 
-def sweep_stages(store: Store, job: str, epoch: str) -> None:
+def sweep_stages(store: Store, job: str) -> None:
     """Remove what killed attempts of this job left behind; called before its first batch."""
-    for path in (store.root / STATE_DIR / "stage").glob(f"{job}-{epoch[:8]}-*"):
+    for path in (store.root / STATE_DIR / "stage").glob(f"{job}-*"):
         remove_tree(path)
+
+
+def unfinished(store: Store, job: str) -> list[tuple[Journal, Manifest]]:
+    """Batches of any run of this job that were decided and not committed everywhere."""
+    found = []
+    for path in sorted((store.root / STATE_DIR / "jobs" / job).glob("*/*.json")):
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        found.append((Journal(store, job, manifest.batch.epoch), manifest))
+    return found

@@ -17,10 +17,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
 from shinar.pipeline import typed
 from shinar.pipeline.route import Routes
-from shinar.pipeline.tables import DataFile, describe, quoted, to_spark
+from shinar.pipeline.tables import DataFile, describe, read_files, to_spark
 from shinar.pipeline.typed import Block, Columns, Seen
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Rows collected per table before a row group is written.
 GROUP_ROWS: Final = 50_000
-#: Tables one batch may write; URNs beyond it stay in `messages` only (a broken producer may mint URNs).
+#: Typed tables a lake may have; URNs beyond it stay in `messages` only (a broken producer may mint URNs).
 MAX_TABLES: Final = 500
 
 #: What a task reports: files it wrote, fields it saw, rows that clash. `file`/`row` say which staged row.
@@ -62,7 +63,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     files: dict[str, tuple[DataFile, ...]]
     columns: dict[str, Columns]
-    clashes: list[str]
+    #: Reports of the first and the second pass. What the first said of `redone` tables is void.
+    clashes: tuple[list[str], list[str]]
+    redone: frozenset[str]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -83,16 +86,21 @@ def write(
 ) -> Outcome:
     """`work` is a folder for the reports of the tasks."""
     first = _pass(rows, _Task(routes, dict(known), target, None), work / "typed-1")
+    room = max(0, MAX_TABLES - len(known))
+    fresh = sorted(table for table in first.seen if table not in known)[:room]
     grown = {
         table: known.get(table, Columns()).with_new(typed.decide_all(seen))
         for table, seen in first.seen.items()
+        if table in known or table in fresh
     }
     if not grown:
-        return Outcome(first.files, {table: known[table] for table in first.files}, first.clashes)
-    second = _pass(rows, _Task(routes, {**known, **grown}, target, frozenset(grown)), work / "typed-2")
+        columns = {table: known[table] for table in first.files}
+        return Outcome(first.files, columns, (first.clashes, []), frozenset())
+    redone = frozenset(grown)
+    second = _pass(rows, _Task(routes, {**known, **grown}, target, redone), work / "typed-2")
     files = {table: found for table, found in first.files.items() if table not in grown} | second.files
     columns = {table: grown[table] if table in grown else known[table] for table in {*files, *grown}}
-    return Outcome(files, columns, [*first.clashes, *second.clashes])
+    return Outcome(files, columns, (first.clashes, second.clashes), redone)
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -113,7 +121,7 @@ def _pass(rows: DataFrame, task: _Task, reports: Path) -> _Result:
         else:
             seen[note["table"]].append(_unpack(note["text"]))
     described = {table: describe(task.target.table_dir(table), paths) for table, paths in files.items()}
-    merged = {table: typed.merge_seen(found) for table, found in sorted(seen.items())[:MAX_TABLES]}
+    merged = {table: typed.merge_seen(found) for table, found in sorted(seen.items())}
     clashing = [path for path in parts if "clash" in _whats(path)]
     return _Result(described, merged, clashing)
 
@@ -124,10 +132,17 @@ def _whats(path: str) -> set[str]:
 
 def clashes(outcome: Outcome, spark: SparkSession) -> DataFrame | None:
     """(file, row, pointer, reason) of the rows that do not fit their table."""
-    if not outcome.clashes:
+    first, second = outcome.clashes
+    void = F.col("table").isin(*outcome.redone) if outcome.redone else F.lit(False)
+    parts = [
+        read_files(spark, paths, to_spark(REPORT)).where((F.col("what") == "clash") & ~skipped)
+        for paths, skipped in ((first, void), (second, F.lit(False)))
+        if paths
+    ]
+    if not parts:
         return None
-    found = spark.read.schema(to_spark(REPORT)).parquet(*[quoted(path) for path in outcome.clashes])
-    return found.where("what = 'clash'").selectExpr("file", "row", "pointer", "text as reason")
+    found = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    return found.selectExpr("file", "row", "pointer", "text as reason")
 
 
 class _Task:

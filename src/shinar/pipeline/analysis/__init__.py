@@ -1,0 +1,1 @@
+"""Questions about traffic, each a DataFrame -> DataFrame function over the tables of a lake."""

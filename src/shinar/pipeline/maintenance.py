@@ -1,0 +1,184 @@
+"""Housekeeping of a lake: many small files into few, old rows out, and what is there. No Spark needed."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from shinar.errors import ConfigError, Unsupported
+from shinar.pipeline.delta import DeltaStore
+from shinar.pipeline.folders import FolderStore
+from shinar.pipeline.handlers import State
+from shinar.pipeline.tables import CORE, STATE_DIR, TYPED_DIR, Store, remove_tree
+
+#: Files of about this size scan well everywhere.
+TARGET_BYTES: Final = 256 << 20
+#: Files no table names are kept this long: a running batch may be about to name them.
+ORPHAN_HOURS: Final = 24 * 7
+_TIME_COLUMN: Final = {
+    "messages": "received_at",
+    "quarantine": "received_at",
+    "duplicates": "received_at",
+    "dead_letters": "received_at",
+    "batches": "prepared_at",
+    "handler_failures": "failed_at",
+}
+
+
+class Table(msgspec.Struct, frozen=True):
+    name: str
+    rows: int
+    files: int
+    size_bytes: int
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    table: str
+    files_before: int
+    files_after: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    tables: tuple[Table, ...]
+    batches: int
+    received: int
+    messages: int
+    quarantine: int
+    duplicates: int
+    last_received_at: datetime | None
+    #: Batches decided but not committed everywhere; the next run of their job finishes them.
+    unfinished: tuple[str, ...]
+    #: "handler: batch (attempts, error)" of what handlers still owe.
+    owed: tuple[str, ...]
+
+    @property
+    def balanced(self) -> bool:
+        return self.received == self.messages + self.quarantine + self.duplicates
+
+
+def status(store: Store) -> Status:
+    batches = _batches(store)
+    sums = {name: int(pc.sum(batches[name]).as_py() or 0) for name in ("received", *_PARTS)}
+    return Status(
+        tables=tuple(table_status(store, name) for name in store.tables()),
+        batches=len(pc.unique(batches["batch"])),
+        last_received_at=pc.max(batches["last_received_at"]).as_py() if len(batches) else None,
+        unfinished=tuple(path.stem for path in sorted((store.root / STATE_DIR / "jobs").glob("*/*/*.json"))),
+        owed=tuple(_owed(store)),
+        **sums,
+    )
+
+
+_PARTS: Final = ("messages", "quarantine", "duplicates")
+
+
+def _batches(store: Store) -> pa.Table:
+    parts = [pq.read_table(path, columns=CORE["batches"].names) for path in store.files("batches")]
+    return pa.concat_tables(parts) if parts else CORE["batches"].empty_table()
+
+
+def _owed(store: Store) -> list[str]:
+    told = []
+    for path in sorted((store.root / STATE_DIR / "handlers").glob("*/*.json")):
+        for pending in msgspec.json.decode(path.read_bytes(), type=State).pending:
+            told.append(f"{path.stem}: {pending.batch.name} ({pending.attempts} attempts, {pending.error})")
+    return told
+
+
+def table_status(store: Store, name: str) -> Table:
+    files = store.files(name)
+    rows = sum(pq.read_metadata(path).num_rows for path in files)
+    return Table(name, rows, len(files), sum(os.path.getsize(path) for path in files))
+
+
+def compact(store: Store, only: tuple[str, ...] = (), target_bytes: int = TARGET_BYTES) -> list[Compacted]:
+    """Rewrite small files as few. Readers see the old files or the new ones, never both."""
+    if not isinstance(store, DeltaStore):
+        raise Unsupported("a plain Parquet lake", "be compacted in place", "use the delta format for that")
+    done = []
+    for name in _chosen(store, only):
+        table = store.open(name)
+        if table is None:
+            continue
+        before = len(table.file_uris())
+        if before > 1:
+            table.optimize.compact(target_size=target_bytes)
+            table.create_checkpoint()
+        done.append(Compacted(name, before, len(table.file_uris())))
+    return done
+
+
+def retention(store: Store, keep: timedelta, only: tuple[str, ...] = ()) -> dict[str, int]:
+    """Delete rows older than `keep`; returns rows gone per table. Ids that are gone are no longer compared:
+    keep `messages` for at least the dedupe horizon."""
+    edge = datetime.now(UTC) - keep
+    gone: dict[str, int] = {}
+    for name in _chosen(store, only):
+        column = _TIME_COLUMN.get(name) or ("_received_at" if name.startswith(f"{TYPED_DIR}/") else None)
+        if column is None:
+            continue
+        if isinstance(store, DeltaStore):
+            gone[name] = _delete(store, name, column, edge)
+        elif isinstance(store, FolderStore):
+            gone[name] = _drop_folders(store, name, edge)
+    return gone
+
+
+def _delete(store: DeltaStore, name: str, column: str, edge: datetime) -> int:
+    table = store.open(name)
+    if table is None or column not in [field.name for field in table.schema().fields]:
+        return 0
+    told = table.delete(f"{column} < TIMESTAMP '{edge.isoformat(sep=' ', timespec='milliseconds')}'")
+    return int(told.get("num_deleted_rows") or 0)
+
+
+def _drop_folders(store: FolderStore, name: str, edge: datetime) -> int:
+    rows = 0
+    edge_us = int(edge.timestamp() * 1_000_000)
+    for folder, marker in store.batches(name):
+        if marker.last_us is not None and marker.last_us < edge_us:
+            hidden = folder.with_name(f".gone-{folder.name}")
+            os.rename(folder, hidden)
+            remove_tree(hidden)
+            rows += marker.rows
+    return rows
+
+
+def vacuum(store: Store, hours: int = ORPHAN_HOURS) -> int:
+    """Remove files no table names: leftovers of killed attempts, of compaction and of retention."""
+    removed = 0
+    for name in store.tables():
+        if isinstance(store, DeltaStore):
+            table = store.open(name)
+            if table is not None:
+                removed += len(
+                    table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+                )
+        else:
+            removed += _old_leftovers(store.root / name, hours)
+    return removed
+
+
+def _old_leftovers(folder: Path, hours: int) -> int:
+    removed = 0
+    for path in folder.glob(".tmp-*"):
+        if time.time() - path.stat().st_mtime > hours * 3600:
+            remove_tree(path)
+            removed += 1
+    return removed
+
+
+def _chosen(store: Store, only: tuple[str, ...]) -> list[str]:
+    there = store.tables()
+    for name in only:
+        if name not in there:
+            raise ConfigError(f"no table {name!r}; there are: {', '.join(there)}", setting="table")
+    return list(only) or there
