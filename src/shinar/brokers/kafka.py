@@ -30,7 +30,7 @@ from shinar.brokers.kafka_reinject import GROUP_SUFFIX, Reinjector
 from shinar.brokers.projection import facts_of
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import PublishFailed
+from shinar.errors import BodyTooLarge, PublishFailed
 from shinar.settlement.kafka import ATTEMPTS_HEADER, delay_record, retry_record, retry_topic, work_topic
 from shinar.settlement.traits import Traits
 
@@ -95,13 +95,11 @@ class KafkaBroker:
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         self._topics.ensure(queue)
         now_ms = self._clock.epoch_ms()
-        records = [
-            self._delayed(queue, message, now_ms)
-            if message.delay_s > 0
-            else new_record(queue, message, now_ms)
-            for message in messages
-        ]
-        self._send(queue, records)
+        self._check_sizes(queue, [message.body for message in messages])
+        if any(message.delay_s > 0 for message in messages):
+            self._send(queue, [self._record(queue, message, now_ms) for message in messages])
+        else:
+            self._sender.send(queue, (new_record(queue, message, now_ms) for message in messages))
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         feed = self._feeds.get(queue)
@@ -204,7 +202,13 @@ class KafkaBroker:
         if failure is not None:
             raise failure
 
+    def _check_sizes(self, queue: str, bodies: Sequence[bytes]) -> None:
+        longest = max(map(len, bodies), default=0)
+        if longest > self._settings.max_body_bytes:
+            raise BodyTooLarge(longest, self._settings.max_body_bytes, broker=BROKER, queue=queue)
+
     def _send(self, queue: str, records: Sequence[Record]) -> None:
+        self._check_sizes(queue, [record[1] for record in records])
         for topic in {record[0] for record in records}:
             self._topics.ensure(topic)
             self._reinject_tier(topic)
@@ -212,7 +216,9 @@ class KafkaBroker:
 
     # -- records for the tiers: stamped with the time of parking, or the tier would not delay
 
-    def _delayed(self, queue: str, message: Outgoing, now_ms: int) -> Record:
+    def _record(self, queue: str, message: Outgoing, now_ms: int) -> Record:
+        if message.delay_s <= 0:
+            return new_record(queue, message, now_ms)
         topic, tier = delay_record(queue, self._settings.tiers_ms, _ms(message.delay_s))
         _, body, key, headers, _ = new_record(queue, message, now_ms)
         return topic, body, key, parked(headers, tier), now_ms
@@ -229,10 +235,7 @@ class KafkaBroker:
             topic, tier, _ = retry_record(queue, self._settings.tiers_ms, counted - 1)
             _, body, _, headers, _ = new_record(queue, message, now_ms)
             return topic, body, key, parked(headers, tier), now_ms
-        if message.delay_s > 0:
-            topic, body, _, headers, stamp_ms = self._delayed(queue, message, now_ms)
-        else:
-            topic, body, _, headers, stamp_ms = new_record(queue, message, now_ms)
+        topic, body, _, headers, stamp_ms = self._record(queue, message, now_ms)
         return topic, body, key, headers, stamp_ms
 
     # -- the re-injector

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,6 @@ from confluent_kafka.cimpl import NewTopic
 from shinar.brokers.url import BrokerUrl
 from shinar.errors import (
     AccessDenied,
-    BodyTooLarge,
     BrokerError,
     BrokerFull,
     BrokerUnavailable,
@@ -27,8 +26,6 @@ from shinar.errors import (
     ContractError,
     PublishFailed,
     QueueMissing,
-    ShinarError,
-    Unsupported,
 )
 from shinar.settlement.kafka import DEFAULT_TIERS_MS, check_tiers
 
@@ -79,7 +76,7 @@ _MISSING: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _FULL: Final = frozenset({KafkaError.KAFKA_STORAGE_ERROR, KafkaError.THROTTLING_QUOTA_EXCEEDED})
-TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
 def our_error(error: KafkaError, queue: str = "") -> BrokerError:
@@ -99,6 +96,8 @@ def our_error(error: KafkaError, queue: str = "") -> BrokerError:
         )
     if code in _FULL:
         return BrokerFull(text, broker=BROKER, queue=queue)
+    if code in _TOO_LARGE:
+        text = "the topic's max.message.bytes is smaller than this record; raise it, or send a reference"
     return BrokerError(f"{text} ({error.name()})", broker=BROKER, queue=queue)
 
 
@@ -293,24 +292,29 @@ class Sender:
         self._watch = watch
         self._producer: Any = None
 
-    def send(self, queue: str, records: Sequence[Record]) -> None:
+    def send(self, queue: str, records: Iterable[Record]) -> None:
         """All confirmed, or PublishFailed with the indices that were not; when none was, the
-        error that says why."""
-        for _, value, _, _, _ in records:
-            if len(value) > self._settings.max_body_bytes:
-                raise BodyTooLarge(len(value), self._settings.max_body_bytes, broker=BROKER, queue=queue)
+        error that says why. Records may be made while they are sent."""
         failed: dict[int, KafkaError] = {}
         producer = self._open()
+        produce, total = producer.produce, 0
         with kafka_errors(queue, self._watch):
-            for index, record in enumerate(records):
-                self._produce(producer, record, partial(_note, failed, index))
+            for topic, value, key, headers, stamp_ms in records:
+                report = partial(_note, failed, total)
+                total += 1
+                while True:
+                    try:
+                        produce(topic, value, key, -1, report, timestamp=stamp_ms, headers=headers)
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
             # The deadline of each message is the producer's; this one only guards against a hang.
             left = producer.flush(self._settings.timeout_s + 5)
         if left:
-            failed = {index: failed.get(index) or _late() for index in range(len(records))}
+            failed = {index: failed.get(index) or _late() for index in range(total)}
         if failed:
             self._discard()
-            raise _verdict(queue, records, failed, self._watch)
+            raise _verdict(queue, total, failed, self._watch)
         self._watch.clear()
 
     def close(self) -> None:
@@ -338,17 +342,6 @@ class Sender:
                 )
         return self._producer
 
-    def _produce(self, producer: Any, record: Record, report: Any) -> None:
-        topic, value, key, headers, timestamp_ms = record
-        while True:
-            try:
-                producer.produce(
-                    topic, value, key, on_delivery=report, timestamp=timestamp_ms, headers=headers
-                )
-                return
-            except BufferError:
-                producer.poll(0.1)
-
     def _discard(self) -> None:
         """After a failure nothing may linger: what we called unconfirmed must not arrive later by
         itself, and a producer with a gap in its sequence refuses to go on."""
@@ -367,20 +360,12 @@ def _late() -> KafkaError:
     return KafkaError(KafkaError._MSG_TIMED_OUT)
 
 
-def _verdict(
-    queue: str, records: Sequence[Record], failed: Mapping[int, KafkaError], watch: Watch
-) -> ShinarError:
-    first_index, first = min(failed.items())
-    if len(failed) == len(records):
-        if first.code() in TOO_LARGE:
-            return Unsupported(
-                BROKER,
-                f"take a record of {len(records[first_index][1])} bytes on topic {queue}",
-                "raise max.message.bytes of the topic, or store the payload elsewhere and send a reference",
-            )
+def _verdict(queue: str, total: int, failed: Mapping[int, KafkaError], watch: Watch) -> BrokerError:
+    first = failed[min(failed)]
+    if len(failed) == total:
         if watch.denied is not None and first.code() in _UNAVAILABLE:
             first = watch.denied
         return our_error(first, queue)
     return PublishFailed(
-        first.str(), total=len(records), unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
+        first.str(), total=total, unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final
 
-from shinar.brokers.contract import NOTHING, Delivery, Outgoing
+from shinar.brokers.contract import NOTHING, Delivery, Facts, Outgoing
 from shinar.brokers.kafka_client import Record
-from shinar.brokers.projection import RESERVED, facts_of, project
+from shinar.brokers.projection import RESERVED, TABLES, facts_of
 from shinar.settlement.kafka import DELAY_HEADER, ORIGINAL_TOPIC_HEADER
 
 #: Names that only mean something while a record is parked on a tier.
 PARKING: Final = frozenset({DELAY_HEADER, ORIGINAL_TOPIC_HEADER})
 _OURS: Final = RESERVED | PARKING
+_NAMES: Final = tuple(TABLES["kafka"])
+_values: Final = attrgetter(*(fact for _, fact, _ in TABLES["kafka"].values()))
 #: A cluster refuses a timestamp an hour ahead; one that far off is a damaged `created_at` anyway.
 _FUTURE_MS: Final = 60_000
 
@@ -24,15 +27,21 @@ def new_record(topic: str, message: Outgoing, now_ms: int) -> Record:
     facts = message.facts or facts_of(message.body)
     created_ms = facts.created_at or 0
     stamp_ms = created_ms if 0 < created_ms <= now_ms + _FUTURE_MS else 0
-    return topic, message.body, message.key, headers_of(message), stamp_ms
+    return topic, message.body, message.key, headers_of(facts, message.headers), stamp_ms
 
 
-def headers_of(message: Outgoing) -> RawHeaders:
-    return [
-        (name, text.encode("utf-8", "surrogatepass"))
-        for name, text in project("kafka", message).headers.items()
-        if name not in PARKING
-    ]
+def headers_of(facts: Facts, users: Mapping[str, str]) -> RawHeaders:
+    """What `project` gives for this broker, written straight into the client's form: this runs
+    once per published message."""
+    headers: RawHeaders = []
+    add = headers.append
+    for name, value in zip(_NAMES, _values(facts), strict=True):
+        if value is not None and value != "":
+            add((name, str(value).encode()))
+    for name, text in users.items():
+        if name and text and name not in _OURS:
+            add((name, text.encode("utf-8", "surrogatepass")))
+    return headers
 
 
 def parked(headers: RawHeaders, tier: Mapping[str, str]) -> RawHeaders:
@@ -50,12 +59,10 @@ def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int) -> Del
     user: dict[str, str] = {}
     ours: dict[str, Any] = {}
     for name, value in message.headers() or ():
-        if value is None:
-            if name in _OURS:
-                ours.setdefault(name, None)
-            continue
+        side = ours if name in _OURS else user
         # The first header of a name counts, as in the other SDKs.
-        (ours if name in _OURS else user).setdefault(name, value.decode("utf-8", "replace"))
+        if name not in side and (value is not None or side is ours):
+            side[name] = value if value is None else str(value, "utf-8", "replace")
     return Delivery(
         message.value() or b"",
         queue,
