@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shinar.clock import SYSTEM, Clock
 from shinar.brokers import parse
 from shinar.brokers.url import SECRET_OPTIONS
+from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
 from shinar.pipeline.batch import Line, Rules
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
@@ -311,7 +311,7 @@ def _address(spark: SparkSession, settings: Settings) -> dict[str, str]:
     url = parse(settings.url) if settings.url else None
     if url is None or not (url.password or SECRET_OPTIONS & url.options.keys()):
         return found
-    if not spark.sparkContext.master.startswith("local"):
+    if not str(spark.sparkContext.master).startswith("local"):
         raise ConfigError(
             "holds a password; on a cluster put it into an environment variable or a file of every node "
             "and give url_env or url_file",
