@@ -78,8 +78,13 @@ def _files(path: str) -> list[str]:
         )
     if os.path.isdir(path):
         inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
-        return sorted(p for p in inside if os.path.isfile(p) and os.path.basename(p)[0] not in "._")
+        return sorted(p for p in inside if os.path.isfile(p) and not _is_mark(os.path.basename(p)))
     return sorted(p for p in glob.glob(path) if os.path.isfile(p))
+
+
+def _is_mark(name: str) -> bool:
+    """Not data: hidden files, Spark's _SUCCESS, the marks beside our segments."""
+    return name[0] in "._" or name.endswith(".settled")
 
 
 def _format(path: str, asked: str) -> str:

@@ -98,7 +98,8 @@ class _Taking:
         self.broker = broker
         self._taken = taken
         self._clock = clock
-        self._lease_s = broker.traits.lease_s
+        #: Shortest lease seen; None while they last as long as the connection.
+        self._lease_s: float | None = None
         self._kept_s = clock.monotonic_s()
         self._bytes = 0
 
@@ -113,6 +114,10 @@ class _Taking:
         got = self.broker.reserve(queue, min(most, max(fits, 1), MOST_ROWS), wait_s)
         self._taken += got
         self._bytes += sum(len(delivery.body) for delivery in got)
+        for delivery in got:
+            if delivery.lease_until_ms is not None:
+                lease_s = (delivery.lease_until_ms - delivery.received_ms) / 1000
+                self._lease_s = min(lease_s, self._lease_s or lease_s)
         return got
 
     def keep(self) -> None:

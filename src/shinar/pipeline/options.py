@@ -31,7 +31,16 @@ STREAM_OPTIONS: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
     "ackMode", "keepSegments",
 )  # fmt: skip
-WRITE_OPTIONS: Final = ("url", "urlEnv", "urlFile", "queue", "jobId", "batchSize", "lang")
+WRITE_OPTIONS: Final = (
+    "url",
+    "urlEnv",
+    "urlFile",
+    "queue",
+    "jobId",
+    "batchSize",
+    "lang",
+    "checkpointLocation",
+)
 
 #: Rows a micro-batch may take unless the user says otherwise: some seconds of work, tens of megabytes.
 DEFAULT_RECORDS: Final = 100_000

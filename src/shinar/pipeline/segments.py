@@ -91,8 +91,8 @@ class Attempt:
         """Make the segment durable and visible. False: another attempt was first. Raises Fenced."""
         self._writer.close()
         self._file.close()
-        _fsync(self._path)
         try:
+            _fsync(self._path)
             os.link(self._path, self.place.segment)
         except FileExistsError:
             return False
