@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("brokers")
     for line in lines:
         if line.missing:
-            terminalreporter.write_line(f"{line.name:<16} SKIPPED: {line.missing}")
+            terminalreporter.write_line(f"{line.name:<16} NOT TESTED: {line.missing}")
         else:
             note = f"  ({line.note})" if line.note else ""
             terminalreporter.write_line(f"{line.name:<16} {line.version}{note}")

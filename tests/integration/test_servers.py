@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 import uuid
+from pathlib import Path
 
 import pytest
+
+import servers
 
 
 @pytest.fixture
@@ -214,3 +223,101 @@ def test_pulsar(live_server, name, by_tls):
         message = consumer.receive(30_000)
         assert (message.data(), message.properties()) == (b"one", {"a": "b"})
         client.close()
+
+
+#: Starts a server as a test run would, tells its process group and directory, and waits for its end.
+RUN = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import servers
+server = servers.acquire("redis")
+print(server.pid, server.home, flush=True)
+time.sleep(600)
+"""
+
+
+def group_exists(pgid: int) -> bool:
+    try:
+        os.killpg(pgid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.live("redis")
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_run(server, sign):
+    tests = str(Path(servers.__file__).parents[1])
+    with subprocess.Popen([sys.executable, "-c", RUN, tests], stdout=subprocess.PIPE, text=True) as run:
+        pid, home = run.stdout.readline().split()
+        assert group_exists(int(pid))
+        run.send_signal(sign)
+    while group_exists(int(pid)) or Path(home).exists():  # ended by the test's own time limit
+        time.sleep(0.05)
+
+
+@pytest.mark.live("redis")
+def test_a_server_left_down_is_up_for_the_next_test(server):
+    server.kill()
+    assert not server.alive
+    assert servers.acquire("redis") is server
+    assert server.alive
+
+
+def test_a_private_server_is_not_the_shared_one(live_server):
+    shared = live_server("redis")
+    own = servers.start_private("redis")
+    with contextlib.closing(own):
+        assert (own.port, own.home) != (shared.port, shared.home)
+    assert not own.alive
+    assert shared.alive
+
+
+def test_a_missing_server_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("SHINAR_CACHE", str(tmp_path))
+    with pytest.raises(servers.ServerMissing, match=r"install\.py artemis"):
+        servers.start_private("artemis")
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(LookupError, match="there are redis, rabbitmq"):
+        servers.acquire("reddis")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:1/0", "redis://h:1/0/a%2Fb"),
+        ("amqp://u:p@h:1", "amqp://u:p@h:1/a%2Fb"),
+        ("sqs://eu?endpoint=http://h:1&access_key=x", "sqs://eu/a%2Fb?endpoint=http://h:1&access_key=x"),
+    ],
+)
+def test_a_queue_goes_into_the_path(url, expected):
+    assert servers.with_queue(url, "a/b") == expected
+
+
+#: A test that needs a server whose jars are not there.
+NEEDY = """
+import pytest
+
+@pytest.mark.live("artemis")
+def test_it(server):
+    raise AssertionError("must not run")
+"""
+
+
+@pytest.mark.parametrize(("ci", "status", "outcome"), [("", 0, "1 skipped"), ("true", 1, "1 error")])
+def test_a_missing_server_skips_on_a_laptop_and_fails_in_ci(tmp_path, ci, status, outcome):
+    tests = Path(servers.__file__).parents[1]
+    (tmp_path / "test_needy.py").write_text(NEEDY)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = live\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(tmp_path)],
+        env={**os.environ, "CI": ci, "SHINAR_CACHE": str(tmp_path), "PYTHONPATH": str(tests)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, outcome in done.stdout) == (status, True), done.stdout + done.stderr
+    assert "NOT TESTED: the jars of artemis are not here; run python tests/servers/install.py" in done.stdout

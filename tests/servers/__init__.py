@@ -11,9 +11,18 @@ import threading
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from servers.process import Server, ServerMissing, new_home
+from servers.process import Server, ServerBroken, ServerMissing, new_home
 
-__all__ = ["NAMES", "Server", "ServerMissing", "acquire", "start_private", "summary", "with_queue"]
+__all__ = [
+    "NAMES",
+    "Server",
+    "ServerBroken",
+    "ServerMissing",
+    "acquire",
+    "start_private",
+    "summary",
+    "with_queue",
+]
 
 #: Every broker the tests can ask for; each has a module of that name under `servers.recipes`.
 NAMES = (
@@ -41,29 +50,32 @@ class Line:
 
 _lock = threading.Lock()
 _running: dict[tuple[str, bool], Server] = {}
-_missing: dict[tuple[str, bool], ServerMissing] = {}
+#: Not asked for twice: a server that does not start would cost its time limit in every test.
+_failed: dict[tuple[str, bool], ServerMissing | ServerBroken] = {}
 
 
 def acquire(name: str, *, tls: bool = False) -> Server:
     """The run's shared server of that name, started now if this is the first call.
 
-    A test that stopped or killed it may leave it down: it is started again here.
+    A test that stopped, killed or froze it may leave it so: here it comes up again.
     """
     if name not in NAMES:
         raise LookupError(f"no server {name!r}; there are {', '.join(NAMES)}")
     key = (name, tls)
     with _lock:
-        if key in _missing:
-            raise _missing[key]
+        if failure := _failed.get(key):
+            raise type(failure)(failure.reason)
         server = _running.get(key)
         if server is None:
             try:
                 server = start_private(name, tls=tls)
-            except ServerMissing as exc:
-                _missing[key] = exc
+            except (ServerMissing, ServerBroken) as exc:
+                _failed[key] = exc
                 raise
             _running[key] = server
-        elif not server.alive:
+        if server.alive:
+            server.resume()
+        else:
             server.start()
         return server
 
@@ -97,6 +109,6 @@ def summary() -> list[Line]:
         for (name, tls), server in _running.items()
     ]
     lines += [
-        Line(f"{name} (TLS)" if tls else name, missing=exc.reason) for (name, tls), exc in _missing.items()
+        Line(f"{name} (TLS)" if tls else name, missing=exc.reason) for (name, tls), exc in _failed.items()
     ]
     return sorted(lines, key=lambda line: line.name)

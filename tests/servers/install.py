@@ -13,9 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -25,14 +27,20 @@ from servers.process import find_program
 POM = Path(__file__).with_name("pom.xml")
 #: apt-get runs this before it starts a fresh package's service; 101 means "no".
 POLICY = Path("/usr/sbin/policy-rc.d")
+#: Another installation may be under way: wait for it.
+APT = ("-qq", "-o", "DPkg::Lock::Timeout=300")
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Debian package and the program that shows that it is there (several: any of them)."""
+    """A Debian package, and the programs (names or patterns) of which one shows that it is there."""
 
     name: str
     programs: tuple[str, ...]
+
+    def found(self) -> str | None:
+        off_path = (str(path) for name in self.programs for path in Path("/").glob(name.lstrip("/")))
+        return find_program(*self.programs) or next(off_path, None)
 
 
 #: The compiler, too: the launcher of Artemis is run from its source.
@@ -42,7 +50,7 @@ MAVEN = Package("maven", ("mvn",))
 PACKAGES: dict[str, Package] = {
     "redis": Package("redis-server", ("redis-server", "valkey-server")),
     "rabbitmq": Package("rabbitmq-server", ("rabbitmq-server",)),
-    "postgresql": Package("postgresql", ("initdb", "pg_ctlcluster")),
+    "postgresql": Package("postgresql", ("initdb", "/usr/lib/postgresql/*/bin/initdb")),
     "mariadb": Package("mariadb-server", ("mariadbd",)),
 }
 JARS = ("elasticmq", "kafka", "artemis", "pulsar")
@@ -75,8 +83,7 @@ def main() -> int:
 
 
 def install_package(package: Package) -> str:
-    found = find_program(*package.programs)
-    if found:
+    if found := package.found():
         return f"there already ({found})"
     apt = find_program("apt-get")
     if apt is None:
@@ -85,34 +92,49 @@ def install_package(package: Package) -> str:
         raise Unavailable(f"not root; run: apt-get install {package.name}")
     with services_kept_down():
         # A fresh image has no package lists.
-        run([apt, "update", "-qq"])
-        run([apt, "install", "-y", "-qq", "--no-install-recommends", package.name])
-    if not find_program(*package.programs):
+        run([apt, *APT, "update"])
+        run([apt, *APT, "install", "-y", "--no-install-recommends", package.name])
+    if not package.found():
         raise Unavailable(f"{package.name} is installed, but there is no {package.programs[0]}")
     return f"installed {package.name}"
 
 
 def install_jars(name: str) -> str:
-    stamp = library(name).parent / STAMP
-    pinned = hashlib.sha256(POM.read_bytes()).hexdigest()
+    target = library(name)
+    stamp = target.parent / STAMP
+    pinned = pin(name)
     if stamp.exists() and stamp.read_text() == pinned:
-        return f"there already ({len(list(library(name).glob('*.jar')))} jars)"
+        return f"there already ({len(list(target.glob('*.jar')))} jars)"
     for tool in (JAVA, MAVEN):
-        if not find_program(*tool.programs):
+        if not tool.found():
             print(f"{name:<11} {install_package(tool)}", flush=True)
-    stamp.unlink(missing_ok=True)
-    # Jars of an older pin would stay on the class path.
-    shutil.rmtree(library(name), ignore_errors=True)
-    library(name).mkdir(parents=True)
     maven = find_program("mvn")
     assert maven is not None
-    command = [maven, "-q", "-B", "-f", str(POM), "-P", name, "dependency:copy-dependencies"]
-    run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={library(name)}"])
-    jars = len(list(library(name).glob("*.jar")))
-    if not jars:
-        raise Unavailable("maven copied no jar")
+    # Beside the old ones: jars of two pins must not meet on one class path, and a failure costs nothing.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as fresh:
+        command = [maven, "-q", "-B", "-f", str(POM), "-P", name, "dependency:copy-dependencies"]
+        run([*command, "-DincludeScope=runtime", f"-DoutputDirectory={fresh}/lib"])
+        jars = len(list(Path(fresh).glob("lib/*.jar")))
+        if not jars:
+            raise Unavailable("maven copied no jar")
+        stamp.unlink(missing_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(f"{fresh}/lib", target)
     stamp.write_text(pinned)
     return f"installed ({jars} jars)"
+
+
+def pin(name: str) -> str:
+    """A digest of what the pom asks for that server, and of nothing else in it."""
+    space = {"m": "http://maven.apache.org/POM/4.0.0"}
+    root = ElementTree.parse(POM).getroot()
+    profile = root.find(f"m:profiles/m:profile[m:id='{name}']", space)
+    assert profile is not None
+    asked = ElementTree.tostring(profile, encoding="unicode")
+    for setting in root.iterfind("m:properties/*", space):
+        asked = asked.replace(f"${{{setting.tag.rpartition('}')[2]}}}", setting.text or "")
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
 @contextlib.contextmanager

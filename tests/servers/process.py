@@ -47,6 +47,14 @@ class ServerMissing(RuntimeError):
         self.reason = reason
 
 
+class ServerBroken(RuntimeError):
+    """The server is installed, but does not start; the text ends with what it said."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to run one server. `ready` raises OSError or returns False until the server answers."""
@@ -136,6 +144,9 @@ class Server:
         """A polite end: the server writes down what it must."""
         self._end(self._plan.stop_signal)
 
+    #: For contextlib.closing.
+    close = stop
+
     def kill(self) -> None:
         """A crash: SIGKILL to the whole process group, no chance to flush."""
         self._end(signal.SIGKILL)
@@ -170,7 +181,7 @@ class Server:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._processes[0].poll() is not None:
-                raise RuntimeError(
+                raise ServerBroken(
                     f"{self.name} ended with status {self._processes[0].returncode}:\n{self._tail()}"
                 )
             with contextlib.suppress(OSError):
@@ -178,7 +189,7 @@ class Server:
                     return
             time.sleep(POLL_S)
         self.kill()
-        raise RuntimeError(f"{self.name} does not answer after {READY_S:g} s:\n{self._tail()}")
+        raise ServerBroken(f"{self.name} does not answer after {READY_S:g} s:\n{self._tail()}")
 
     def _tail(self) -> str:
         return self.log[-LOG_TAIL:]

@@ -164,8 +164,9 @@ class Consumer:
 
 
 class Standin(Handler):
-    def __init__(self, port: int, settings: Settings, key: str) -> None:
+    def __init__(self, port: int, settings: Settings, key: str, only: frozenset[str]) -> None:
         super().__init__()
+        self._only = only
         self._port = port
         self._settings = settings
         self._key = key
@@ -185,6 +186,10 @@ class Standin(Handler):
             self._queues[base + DEAD_LETTERS] = graveyard
             found = self._queues[name]
         return found
+
+    def _is_known(self, node: str) -> bool:
+        base = node.removesuffix(MANAGEMENT).removesuffix(DEAD_LETTERS)
+        return not self._only or base in self._only or node == "$cbs"
 
     # -- connections, sessions, links
 
@@ -228,6 +233,8 @@ class Standin(Handler):
                 "amqp:unauthorized-access",
                 "Unauthorized access. 'Send' or 'Listen' claim(s) are required.",
             )
+        elif not self._is_known(node):
+            refuse(link, "amqp:not-found", f"The messaging entity '{node}' could not be found.")
         elif link.is_receiver:
             link.target.address = link.remote_target.address
             link.max_message_size = self._settings.max_bytes
@@ -524,11 +531,15 @@ def main() -> None:
     parser.add_argument(
         "--key", default="", help="SAS key that tokens must be signed with; none: all are welcome"
     )
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help="the queues there are; none given: any name is one"
+    )
     asked = parser.parse_args()
+    only = frozenset(asked.only.split(",")) - {""}
     settings = Settings(
         int(asked.lock * 1000), asked.max_deliveries, int(asked.dedup_window * 1000), asked.max_bytes
     )
-    Container(Standin(asked.port, settings, asked.key)).run()
+    Container(Standin(asked.port, settings, asked.key, only)).run()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from servers.jars import JVM, java, version_of
-from servers.process import Plan, ServerMissing, clean_env, free_port, talk
+from servers.process import Plan, ServerBroken, ServerMissing, clean_env, free_port, talk
 from servers.tls import Certificates
 
 #: Any 16 bytes in base64.
@@ -30,7 +30,7 @@ def plan(home: Path, tls: Certificates | None) -> Plan:
     form = [*run, "kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER, "-c", str(config)]
     done = subprocess.run(form, check=False, capture_output=True, text=True, env=clean_env(home))
     if done.returncode:
-        raise RuntimeError(f"kafka storage format: {done.stdout}\n{done.stderr}")
+        raise ServerBroken(f"kafka storage format: {done.stdout}\n{done.stderr}")
     return Plan(
         argv=[run[0], "-Xmx384m", *run[1:], "kafka.Kafka", str(config)],
         url=f"kafka://127.0.0.1:{port}",

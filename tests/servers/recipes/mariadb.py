@@ -9,7 +9,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from servers.process import Plan, ServerMissing, clean_env, find_program, free_port, give_to
+from servers.process import Plan, ServerBroken, ServerMissing, clean_env, find_program, free_port, give_to
 from servers.tls import Certificates
 
 USER = "shinar"
@@ -65,7 +65,7 @@ def initialise(install: str, home: Path, data: Path) -> None:
         command, check=False, capture_output=True, text=True, env=clean_env(home), cwd=home, **as_user
     )
     if done.returncode:
-        raise RuntimeError(f"mariadb-install-db: {done.stdout}\n{done.stderr}")
+        raise ServerBroken(f"mariadb-install-db: {done.stdout}\n{done.stderr}")
 
 
 def copy_key(home: Path, tls: Certificates) -> Path:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from servers.process import Plan, ServerMissing, clean_env, find_program, free_port, give_to
+from servers.process import Plan, ServerBroken, ServerMissing, clean_env, find_program, free_port, give_to
 from servers.tls import Certificates
 
 USER = "shinar"
@@ -83,7 +83,7 @@ def create_database(programs: Path, home: Path, port: int) -> None:
     command = [str(programs / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", USER, USER]
     done = subprocess.run(command, check=False, capture_output=True, text=True, **run_as(home))
     if done.returncode and "already exists" not in done.stderr:
-        raise RuntimeError(f"createdb: {done.stderr}")
+        raise ServerBroken(f"createdb: {done.stderr}")
 
 
 def run_as(home: Path) -> dict:

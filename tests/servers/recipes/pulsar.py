@@ -93,6 +93,8 @@ def properties(port: int, web_port: int, tls_port: int, tls: Certificates | None
         # The bookie, for whom bindAddress does not count.
         "listeningInterface": "lo",
         "allowLoopback": "true",
+        # Despite its name: only then is --bookkeeper-port used, and the bookie keeps its address.
+        "allowEphemeralPorts": "true",
         "httpServerEnabled": "false",
     }
     if tls:

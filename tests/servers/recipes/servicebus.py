@@ -1,4 +1,4 @@
-"""Our stand-in for Azure Service Bus, which runs only at its vendor; servicebus_standin.py says its limits."""
+"""Our stand-in for Azure Service Bus, which only its vendor runs; servicebus_standin.py says its limits."""
 
 from __future__ import annotations
 
