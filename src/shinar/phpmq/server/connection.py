@@ -18,6 +18,7 @@ from shinar.phpmq.server import commands
 from shinar.phpmq.server.access import Rights
 from shinar.phpmq.server.leases import Lease
 from shinar.phpmq.server.options import Refused
+from shinar.phpmq.server.plain_writer import PlainWriter
 from shinar.phpmq.server.queue import Consumer, Queue, Waiter
 from shinar.phpmq.store import Entry
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shinar.phpmq")
 
-#: Bytes waiting to be sent above which a client gets nothing new, and is not read from.
+#: Bytes waiting to be sent above which a client of the extension gets nothing new, and is not read from.
 HIGH_WATER: Final = 4 * 1024 * 1024
+#: The same for a plain consumer. It is read on: it may be blocked in a send, and would never read again.
+PLAIN_HIGH_WATER: Final = 256 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -57,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         self._counted_bytes = 0
         self._transport: asyncio.Transport | None = None
+        self._plain: PlainWriter | None = None
 
     # -- asyncio's side
 
@@ -65,10 +69,13 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+        self._plain = PlainWriter(self._transport, self.resume_writing)
         self.hub.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._plain is not None:
+            self._plain.stop()
         self._out.clear()
         self._count_inbound(0)
         self.hub.left(self)
@@ -80,7 +87,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.unread_since_s = None
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self.hub.wake(self)
 
@@ -170,10 +177,16 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         out, self._out, self._out_bytes = self._out, [], 0
-        if self._transport is not None and out:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-            if self.leave_after_reply:
-                self._transport.close()
+        if self._transport is None or not out:
+            return
+        if not self.extended and not self.leave_after_reply and self._plain is not None:
+            self._plain.write(out)
+            if self._plain.waiting_bytes > PLAIN_HIGH_WATER and self.unread_since_s is None:
+                self.unread_since_s = self.hub.clock.monotonic_s()
+            return
+        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self.leave_after_reply:
+            self._transport.close()
 
     def cut_off(self, reason: Exception | str) -> None:
         """End this connection for good, and say why in the log."""
@@ -206,7 +219,9 @@ class Connection(asyncio.Protocol):
                 return "a frame was begun and not finished in time"
         if self.frames == 0 and now_s - self.since_s > options.first_frame_s:
             return "it connected and said nothing"
-        if self.unread_since_s is not None and now_s - self.unread_since_s > options.unread_s:
+        # A plain consumer may be busy for as long as it may hold a message.
+        unread_s = options.unread_s if self.extended else options.plain_lease_s
+        if self.unread_since_s is not None and now_s - self.unread_since_s > unread_s:
             return "it does not read what it asked for"
         return None
 

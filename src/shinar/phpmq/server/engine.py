@@ -22,7 +22,15 @@ from shinar.phpmq.protocol.extension import Extra, Item, pack_extra
 from shinar.phpmq.server import upkeep
 from shinar.phpmq.server.leases import Leases
 from shinar.phpmq.server.options import Options, Refused
-from shinar.phpmq.server.queue import Budget, Consumer, Peer, Queue, Waiter
+from shinar.phpmq.server.queue import (
+    PLAIN_TAKE_BYTES,
+    TAKE_BYTES,
+    Budget,
+    Consumer,
+    Peer,
+    Queue,
+    Waiter,
+)
 from shinar.phpmq.store import Entry, Store
 
 #: Headers and key of one message together.
@@ -284,7 +292,8 @@ class Engine:
                 if room <= 0:
                     self._starved.add(queue)
                     return
-                entries = queue.take(min(wanted, share, room), now_ms)
+                max_bytes = PLAIN_TAKE_BYTES if isinstance(taker, Consumer) else TAKE_BYTES
+                entries = queue.take(min(wanted, share, room), now_ms, max_bytes)
                 if queue.overdue:
                     upkeep.bury_overdue(self, queue)
                 if not entries:

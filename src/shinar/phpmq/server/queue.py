@@ -20,8 +20,9 @@ REFILL_ROWS: Final = 1000
 REFILL_BYTES: Final = 2 * 1024 * 1024
 #: Entries a window takes straight from publishers; later ones are read back from disk.
 WINDOW_ROWS: Final = 4000
-#: Bodies given out in one reply.
+#: Bodies given out in one reply, and to a plain consumer in one go.
 TAKE_BYTES: Final = 8 * 1024 * 1024
+PLAIN_TAKE_BYTES: Final = 512 * 1024
 
 
 class Peer(Protocol):
@@ -124,11 +125,11 @@ class Queue:
             self._returned_counts[key] = count + 1
             heapq.heappush(self._returned, key)
 
-    def take(self, limit: int, now_ms: int) -> list[Entry]:
+    def take(self, limit: int, now_ms: int, max_bytes: int = TAKE_BYTES) -> list[Entry]:
         """Up to `limit` ready messages in order. They are out of the window, and nobody's yet."""
         taken: list[Entry] = []
         size = 0
-        while len(taken) < limit and size < TAKE_BYTES:
+        while len(taken) < limit and size < max_bytes:
             entry = self._next()
             if entry is None:
                 break
