@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -34,8 +35,6 @@ BROWSE_PAGE: Final = 200
 
 #: Room in a MySQL statement for everything but the body.
 PACKET_MARGIN: Final = 65536
-#: Bytes that the MySQL client doubles when it writes a body into a statement.
-_ESCAPED: Final = (b"\0", b"\n", b"\r", b"\x1a", b'"', b"'", b"\\")
 
 #: A message's id and the token of its reservation: enough to settle it from anywhere.
 Receipt = tuple[int, int]
@@ -102,7 +101,7 @@ class SqlBroker:
         table = table_name(prefix, "messages")
         self._sql = Statements.of(self._dialect, table)
         database.ensure(table, schema_sql(self._dialect, prefix), create=url.flag("declare", True))
-        self._max_packet = _max_packet(database)
+        self._traits = replace(self._traits, max_body_bytes=_max_body_bytes(database))
 
     @property
     def traits(self) -> Traits:
@@ -122,8 +121,9 @@ class SqlBroker:
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         clock = self._database.clock
         deadline_s = clock.monotonic_s() + wait_s
-        pause_s, due_in_s = FIRST_POLL_S, 0.0
-        found = self._take(queue, limit)
+        pause_s = FIRST_POLL_S
+        due_in_s = self._due_in_s(queue) if self._dialect.one_writer else 0.0
+        found = self._take(queue, limit) if due_in_s <= 0 else []
         while not found and limit > 0:
             left_s = deadline_s - clock.monotonic_s()
             if left_s <= 0:
@@ -281,15 +281,12 @@ class SqlBroker:
         return self._last_ms
 
     def _check_sizes(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        if self._max_packet is None:
+        limit = self._traits.max_body_bytes
+        if limit is None:
             return
         for message in messages:
-            size = len(message.body)
-            if size * 2 + PACKET_MARGIN <= self._max_packet:
-                continue
-            escaped = size + sum(message.body.count(byte) for byte in _ESCAPED)
-            if escaped + PACKET_MARGIN > self._max_packet:
-                raise BodyTooLarge(size, self._max_packet, broker=self._traits.name, queue=queue)
+            if len(message.body) > limit:
+                raise BodyTooLarge(len(message.body), limit, broker=self._traits.name, queue=queue)
 
 
 def _delivery(
@@ -326,10 +323,11 @@ def _row_id(row: Any) -> int:
     return int(row[0])
 
 
-def _max_packet(database: Database) -> int | None:
+def _max_body_bytes(database: Database) -> int | None:
     """MySQL cuts the connection on a statement over its packet limit; better to say so before."""
     if database.dialect.name != "mysql":
         return None
     with database.statement() as cursor:
         cursor.execute("SELECT @@max_allowed_packet")
-        return int(cursor.fetchone()[0])
+        # The client writes a body as hexadecimal digits: two bytes each.
+        return max(0, int(cursor.fetchone()[0]) - PACKET_MARGIN) // 2

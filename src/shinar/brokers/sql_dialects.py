@@ -33,6 +33,8 @@ class Dialect:
     begin: str = "BEGIN"
     #: Column types and clauses for `render`.
     words: Mapping[str, str]
+    #: One writer at a time, whatever the rows: look before taking, or an empty queue costs the write lock.
+    one_writer: bool = False
     #: One round trip takes and returns rows; otherwise select for update, then update.
     returning: bool = False
     #: How a column is compared with a list, and how that list is handed over as one parameter.
@@ -78,6 +80,7 @@ SQLITE: Final = Dialect(
         "ignore": "OR IGNORE",
         "no_conflict": "",
     },
+    one_writer=True,
     returning=True,
     in_list="IN (SELECT value FROM json_each(%s))",
     listed=lambda values: json.dumps(list(values)),

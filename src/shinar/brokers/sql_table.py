@@ -27,7 +27,7 @@ def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...
     index = table.rpartition(".")[2] + "_due"
     columns = (
         "id {serial}, queue {name} NOT NULL, available_at {bigint} NOT NULL, token {bigint}, "
-        "deliveries {bigint} NOT NULL, created_at {bigint} NOT NULL, headers {text}, "
+        "deliveries {bigint} NOT NULL DEFAULT 0, created_at {bigint} NOT NULL, headers {text}, "
         "ordering_key {blob}, body {blob} NOT NULL"
     )
     due = "(queue, available_at, id)"
@@ -69,8 +69,9 @@ class Statements:
         due = f"FROM {table} WHERE queue = %s AND available_at <= %s ORDER BY available_at, id LIMIT %s"
         columns = "id, available_at, deliveries{less}, headers, ordering_key, body"
         texts = {
-            "insert": f"INSERT INTO {table} (queue, available_at, deliveries, created_at, headers, "
-            "ordering_key, body) VALUES (%s, %s, 0, %s, %s, %s, %s)",
+            # Marks only between the brackets: pymysql joins rows into one statement for that form alone.
+            "insert": f"INSERT INTO {table} (queue, available_at, created_at, headers, ordering_key, body) "
+            "VALUES (%s, %s, %s, %s, %s, %s)",
             # MATERIALIZED: a plan that ran the inner select twice would lock more rows than it returns.
             "take": f"WITH picked AS MATERIALIZED (SELECT id {due} {{skip}}) UPDATE {table} "
             "SET token = %s, available_at = %s, deliveries = deliveries + 1 "
