@@ -331,6 +331,23 @@ def test_a_restart_of_the_server_is_an_error_once_and_then_over(name: str) -> No
 
 
 @pytest.mark.parametrize("name", SERVERS)
+def test_a_connection_cut_while_idle_is_not_noticed(name: str, url_of, opened) -> None:
+    url = url_of(name)
+    broker = opened(url)
+    broker.publish("orders", numbered(1))
+    admin = raw(name, url)
+    cursor = admin.cursor()
+    if name == "postgresql":
+        cursor.execute("SELECT pg_terminate_backend(%s)", (broker._database.raw.info.backend_pid,))
+    else:
+        cursor.execute(f"KILL {broker._database.raw.thread_id()}")
+    admin.commit()
+    admin.close()
+    broker.publish("orders", numbered(1, start=1))
+    assert [d.body for d in broker.reserve("orders", 9, 0)] == [b"000000", b"000001"]
+
+
+@pytest.mark.parametrize("name", SERVERS)
 def test_a_wrong_password_or_database_is_named_without_secrets(name: str, live_server) -> None:
     url = live_server(name).url
     parsed = parse(url)

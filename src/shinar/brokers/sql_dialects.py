@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from shinar.errors import ConfigError, UsageError
@@ -42,6 +42,8 @@ class Dialect:
     listed: Callable[[Sequence[int] | Sequence[str]], Any]
     #: Milliseconds since 1970 by the database's own clock; "" when it is our own machine's.
     now_ms: str = ""
+    #: Asks for the server's version, where it decides what the server can do.
+    version: str = ""
     #: Wakes whoever listens on a channel, once the transaction commits; "" when there is no such thing.
     notify: str = ""
     listen: str = ""
@@ -176,6 +178,7 @@ MYSQL: Final = Dialect(
     },
     in_list="IN %s",
     listed=list,
+    version="SELECT VERSION()",
     now_ms="SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
     faults={
         "1040": "away",
@@ -206,6 +209,15 @@ MYSQL: Final = Dialect(
 
 BY_SCHEME: Final[Mapping[str, Dialect]] = {d.name: d for d in (SQLITE, POSTGRESQL, MYSQL)}
 _BY_DRIVER: Final[Mapping[str, Dialect]] = {d.driver: d for d in (SQLITE, POSTGRESQL, MYSQL)}
+
+
+def for_version(dialect: Dialect, version: str) -> Dialect:
+    """MariaDB before 10.6 and MySQL before 8.0.1 cannot skip locked rows: their consumers take turns."""
+    least = (10, 6) if "mariadb" in version.lower() else (8, 0, 1)
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    if numbers >= least:
+        return dialect
+    return replace(dialect, words={**dialect.words, "skip": dialect.words["lock"]})
 
 
 def fault_of(dialect: Dialect, exc: Exception) -> Fault | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from shinar.brokers.sql_dialects import BY_SCHEME, Dialect, fault_of
+from shinar.brokers.sql_dialects import BY_SCHEME, Dialect, fault_of, for_version
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import (
@@ -44,7 +44,7 @@ CLOCK_TRUST_S: Final = 60.0
 
 class Database:
     def __init__(self, url: BrokerUrl, clock: Clock) -> None:
-        self.dialect: Final = BY_SCHEME[url.scheme]
+        self.dialect = BY_SCHEME[url.scheme]
         self.clock: Final = clock
         self._url = url
         self._driver = load_driver(self.dialect)
@@ -52,6 +52,10 @@ class Database:
         self._connection: Any = None
         #: (monotonic seconds, epoch ms by the database) at the last comparison.
         self._compared: tuple[float, int] | None = None
+        if self.dialect.version:
+            with self.statement() as cursor:
+                cursor.execute(self.dialect.version)
+                self.dialect = for_version(self.dialect, str(cursor.fetchone()[0]))
 
     # -- the connection
 
@@ -80,7 +84,7 @@ class Database:
                 exc, (self._driver.OperationalError, self._driver.InterfaceError)
             ):
                 fault = "away"
-            if fault == "away" and self.dialect is not BY_SCHEME["sqlite"]:
+            if fault == "away" and not self.dialect.one_writer:
                 self.close()
             _fail(self.dialect, fault, exc, queue)
 
@@ -88,9 +92,8 @@ class Database:
     def transaction(self, queue: str = "") -> Iterator[Any]:
         """A cursor inside one transaction: committed at the end, or rolled back on any error."""
         with self.errors(queue):
-            cursor = self.raw.cursor()
+            cursor = self._begun()
             try:
-                cursor.execute(self.dialect.begin)
                 yield cursor
                 cursor.execute("COMMIT")
             except self._driver.Error:
@@ -107,6 +110,22 @@ class Database:
             finally:
                 with suppress(self._driver.Error):
                     cursor.close()
+
+    def _begun(self) -> Any:
+        """A cursor inside a new transaction. Servers hang up on idle connections; as nothing has been
+        said yet, a second try on a fresh one is safe."""
+        try:
+            return self._begin()
+        except self._driver.Error:
+            if self.dialect.one_writer:
+                raise
+            self.close()
+            return self._begin()
+
+    def _begin(self) -> Any:
+        cursor = self.raw.cursor()
+        cursor.execute(self.dialect.begin)
+        return cursor
 
     @contextmanager
     def statement(self, queue: str = "") -> Iterator[Any]:
