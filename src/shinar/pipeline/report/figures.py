@@ -1,0 +1,181 @@
+"""Everything the page shows, asked of the tables and brought to the driver: small lists, never raw tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from shinar.pipeline import tables
+from shinar.pipeline.analysis.drift import drift
+from shinar.pipeline.analysis.fingerprints import fingerprints, over_time
+from shinar.pipeline.analysis.stuck import stuck
+from shinar.pipeline.analysis.traces import edges, hops, millis, traces
+from shinar.pipeline.tables import Store
+
+Rows = list[dict[str, Any]]
+
+#: Rows of a list on the page; the tables themselves have the rest.
+TOP: Final = 25
+#: Traces drawn as a waterfall, and hops of each.
+WATERFALLS: Final = 4
+WATERFALL_HOPS: Final = 30
+_SAMPLE_CHARS: Final = 300
+
+
+class Figures(msgspec.Struct, frozen=True):
+    lake: str
+    made_at: datetime
+    first_at: datetime | None
+    last_at: datetime | None
+    #: Width of a bar in the charts over time: minute, hour or day.
+    unit: str
+    totals: dict[str, int]
+    latency: dict[str, Any]
+    traffic: Rows
+    by_urn: Rows
+    producers: Rows
+    fingerprints: Rows
+    deaths: Rows
+    trace_totals: dict[str, Any]
+    slow_traces: Rows
+    waterfalls: list[Rows]
+    edges: Rows
+    stuck: Rows
+    drift: Rows
+    quarantine: Rows
+    batches: Rows
+
+
+class _Tables(msgspec.Struct, frozen=True):
+    messages: Any
+    quarantine: Any
+    duplicates: Any
+    dead_letters: Any
+    batches: Any
+
+
+def collect(
+    spark: SparkSession, store: Store, *, made_at: datetime, since: datetime | None = None
+) -> Figures:
+    found = _Tables(**{name: tables.read(spark, store, name) for name in _Tables.__struct_fields__})
+    span = _one(found.messages.agg(F.min("received_at").alias("first"), F.max("received_at").alias("last")))
+    first_at, last_at = span["first"], span["last"]
+    unit = _unit(first_at, last_at)
+    steps = hops(found.messages).cache()
+    waiting = stuck(steps, found.dead_letters).cache()
+    summary = traces(steps, waiting).cache()
+    slowest = _rows(summary.orderBy(F.desc("duration_ms"), "trace_id").limit(TOP))
+    shown = [row["trace_id"] for row in slowest if row["hops"] > 1][:WATERFALLS]
+    return Figures(
+        lake=store.root.name,
+        made_at=made_at,
+        first_at=first_at,
+        last_at=last_at,
+        unit=unit,
+        totals=_totals(found),
+        latency=_one(found.messages.agg(*_latency())),
+        traffic=_traffic(found, unit),
+        by_urn=_by_urn(found),
+        producers=_rows(
+            found.messages.groupBy("lang", "urn").count().orderBy(F.desc("count")).limit(TOP * 4)
+        ),
+        fingerprints=_rows(fingerprints(found.dead_letters, since).limit(TOP)),
+        deaths=_rows(over_time(found.dead_letters, unit).orderBy("at")),
+        trace_totals=_one(summary.agg(*_trace_totals())),
+        slow_traces=slowest,
+        waterfalls=_waterfalls(steps, shown),
+        edges=_rows(edges(steps).orderBy(F.desc("steps")).limit(TOP)),
+        stuck=_rows(waiting.orderBy(F.desc("age_ms"), "id").limit(TOP)),
+        drift=_rows(drift(found.messages, since).limit(TOP * 4)),
+        quarantine=_quarantine(found.quarantine),
+        batches=_rows(found.batches.orderBy(F.desc("prepared_at"), "queue").limit(TOP)),
+    )
+
+
+def _rows(frame: DataFrame) -> Rows:
+    return [{name: _aware(value) for name, value in row.asDict().items()} for row in frame.collect()]
+
+
+def _one(frame: DataFrame) -> dict[str, Any]:
+    return _rows(frame)[0]
+
+
+def _aware(value: Any) -> Any:
+    """Spark hands over local times without a zone."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def _unit(first: datetime | None, last: datetime | None) -> str:
+    if first is None or last is None or last - first < timedelta(hours=3):
+        return "minute"
+    return "hour" if last - first < timedelta(days=5) else "day"
+
+
+def _totals(found: _Tables) -> dict[str, int]:
+    names = ("received", "messages", "quarantine", "duplicates")
+    sums = found.batches.agg(
+        F.countDistinct("batch").alias("batches"), *(F.coalesce(F.sum(n), F.lit(0)).alias(n) for n in names)
+    )
+    return {**_one(sums), "dead_letters": found.dead_letters.count()}
+
+
+def _latency() -> list[Column]:
+    wait = F.when(F.col("created_at") <= F.col("received_at"), millis("received_at", "created_at"))
+    shares = (0.5, 0.95, 0.99)
+    return [F.percentile_approx(wait, share).alias(f"p{int(share * 100)}_ms") for share in shares]
+
+
+def _trace_totals() -> list[Column]:
+    return [
+        F.count(F.lit(1)).alias("traces"),
+        F.coalesce(F.sum("hops"), F.lit(0)).alias("hops"),
+        F.coalesce(F.sum("slow_hops"), F.lit(0)).alias("slow_hops"),
+        F.coalesce(F.sum((F.col("cycles") > 0).cast("long")), F.lit(0)).alias("with_cycles"),
+        F.coalesce(F.sum("gaps"), F.lit(0)).alias("gaps"),
+        F.percentile_approx("duration_ms", 0.5).alias("p50_ms"),
+        F.percentile_approx("duration_ms", 0.95).alias("p95_ms"),
+    ]
+
+
+def _traffic(found: _Tables, unit: str) -> Rows:
+    at = F.date_trunc(unit, "received_at").alias("at")
+    parts = found.messages.groupBy(at).agg(F.count(F.lit(1)).alias("messages"), *_latency())
+    for name in ("quarantine", "duplicates", "dead_letters"):
+        frame: DataFrame = getattr(found, name)
+        parts = parts.join(frame.groupBy(at).agg(F.count(F.lit(1)).alias(name)), "at", "full")
+    counted = parts.fillna(0, ["messages", "quarantine", "duplicates", "dead_letters"])
+    return _rows(counted.where("at is not null").orderBy("at"))
+
+
+def _by_urn(found: _Tables) -> Rows:
+    live = found.messages.groupBy("urn").agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.sum(F.coalesce("attempts", F.lit(0))).alias("retries"),
+        F.sort_array(F.collect_set("lang")).alias("langs"),
+        *_latency(),
+    )
+    dead = found.dead_letters.groupBy("urn").agg(F.count(F.lit(1)).alias("dead_letters"))
+    joined = live.join(dead, "urn", "full").fillna(0, ["messages", "retries", "dead_letters"])
+    return _rows(joined.orderBy(F.desc("messages"), F.desc("dead_letters"), "urn").limit(TOP))
+
+
+def _waterfalls(steps: DataFrame, trace_ids: list[str]) -> list[Rows]:
+    if not trace_ids:
+        return []
+    chosen = steps.where(F.col("trace_id").isin(*trace_ids) & (F.col("hop") <= WATERFALL_HOPS))
+    found = _rows(chosen.orderBy("trace_id", "hop"))
+    return [[row for row in found if row["trace_id"] == name] for name in trace_ids]
+
+
+def _quarantine(frame: DataFrame) -> Rows:
+    reason = F.regexp_extract("reason", r"^[^:]*", 0).alias("reason")
+    told = frame.groupBy("verdict", reason, "pointer", "queue").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.max("received_at").alias("last_at"),
+        F.first(F.substring(F.decode(F.col("body"), "ISO-8859-1"), 1, _SAMPLE_CHARS)).alias("sample"),
+    )
+    return _rows(told.orderBy(F.desc("count"), "reason", "pointer").limit(TOP))

@@ -1,0 +1,366 @@
+"""Figures as one HTML page: no script, no font, no address outside itself. All data is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any, Final
+
+from shinar.pipeline.report.charts import Series, bars, lines, share_bar, sparkline, waterfall
+from shinar.pipeline.report.figures import Figures
+from shinar.pipeline.report.style import CSS
+
+_LABEL: Final = {"minute": "%H:%M", "hour": "%d %b %H:%M", "day": "%d %b"}
+
+#: What each finding of the drift job means, for a reader who has not read its page.
+_FINDINGS: Final = {
+    "mixed_types": "mixed types",
+    "unsafe_integer": "integer beyond 2^53-1",
+    "float_money": "fraction in a money field",
+    "missing_field": "field missing in this language",
+    "forbidden_key": "forbidden key",
+    "header_disagrees": "header and body disagree",
+    "new_field": "new field",
+    "gone_field": "field gone",
+}
+
+
+def render(figures: Figures) -> str:
+    sections = [
+        _tiles(figures),
+        _section("Traffic", _traffic(figures), "received per " + figures.unit),
+        _section("Latency", _latency(figures), "from creation to receipt"),
+        _section("By URN", _by_urn(figures)),
+        _section("Dead letters", _dead_letters(figures), "grouped by cause"),
+        _section("Quarantine", _quarantine(figures), "bodies that were not accepted"),
+        _section("Traces", _traces(figures)),
+        _section("Steps", _edges(figures), "which message leads to which"),
+        _section("Stuck", _stuck(figures), "should have led to another message, and did not"),
+        _section("Contract drift", _drift(figures)),
+        _section("Producers", _producers(figures)),
+        _section("Batches", _batches(figures), "received = messages + quarantine + duplicates"),
+    ]
+    names = (
+        "Traffic",
+        "Latency",
+        "By URN",
+        "Dead letters",
+        "Quarantine",
+        "Traces",
+        "Stuck",
+        "Contract drift",
+    )
+    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in names)
+    title = f"Shinar report: {escape(figures.lake)}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title}</title><style>{CSS}</style></head><body><header><h1>{title}</h1>"
+        f"<p>{_span(figures)} · made {moment(figures.made_at)} · all times UTC</p><nav>{links}</nav></header>"
+        f"<main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+def _span(figures: Figures) -> str:
+    if figures.first_at is None:
+        return "no messages yet"
+    return f"messages received {moment(figures.first_at)} to {moment(figures.last_at)}"
+
+
+def moment(value: datetime | None) -> str:
+    if value is None:
+        return "–"
+    aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return aware.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def duration(ms: float | None) -> str:
+    if ms is None:
+        return "–"
+    for limit, size, unit in ((1000, 1, "ms"), (120_000, 1000, "s"), (7_200_000, 60_000, "min")):
+        if abs(ms) < limit:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 3_600_000:.3g} h"
+
+
+def _tiles(figures: Figures) -> str:
+    totals = figures.totals
+    holds = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
+    rate = totals["dead_letters"] / totals["messages"] if totals["messages"] else 0.0
+    tiles = [
+        ("received", number(totals["received"]), f"{number(totals['batches'])} batches", ""),
+        ("messages", number(totals["messages"]), "once per id", ""),
+        ("quarantine", number(totals["quarantine"]), "not accepted", "bad" if totals["quarantine"] else ""),
+        ("duplicates", number(totals["duplicates"]), "delivered again", ""),
+        (
+            "dead letters",
+            number(totals["dead_letters"]),
+            f"{rate * 100:.2f} % of messages",
+            "bad" if totals["dead_letters"] else "",
+        ),
+        ("p95 latency", duration(figures.latency.get("p95_ms")), "creation to receipt", ""),
+        ("adds up", "yes" if holds else "NO", "received = sum of the parts", "good" if holds else "bad"),
+    ]
+    cells = "".join(
+        f'<div class="tile {tone}"><small>{escape(name)}</small><b>{escape(value)}</b>'
+        f"<span>{escape(note)}</span></div>"
+        for name, value, note, tone in tiles
+    )
+    return f'<section class="tiles">{cells}</section>'
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    small = f" <small>{escape(note)}</small>" if note else ""
+    return f'<section id="{_anchor(title)}"><h2>{escape(title)}{small}</h2>{body}</section>'
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+class Html(str):
+    """Text that is already HTML; everything else in a table is escaped."""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[int] = ()) -> str:
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{' class=r' if i in right else ''}>{_cell(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    if not body:
+        return f'<p class="empty">{escape(empty)}</p>'
+    head = "".join(f"<th{' class=r' if i in right else ''}>{escape(h)}</th>" for i, h in enumerate(heads))
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, Html) else escape(str(value))
+
+
+def _labels(figures: Figures) -> list[str]:
+    return [row["at"].strftime(_LABEL[figures.unit]) for row in figures.traffic]
+
+
+def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _traffic(figures: Figures) -> str:
+    if not figures.traffic:
+        return '<p class="empty">nothing was received yet</p>'
+    layers = [
+        Series(name.replace("_", " "), colour, _column(figures.traffic, name))
+        for name, colour in (("messages", "--c1"), ("duplicates", "--c3"), ("quarantine", "--bad"))
+    ]
+    return bars(_labels(figures), layers, title="messages over time")
+
+
+def _latency(figures: Figures) -> str:
+    if not figures.traffic:
+        return '<p class="empty">nothing was received yet</p>'
+    series = [
+        Series(name, colour, _column(figures.traffic, f"{name}_ms"))
+        for name, colour in (("p50", "--c1"), ("p95", "--c2"), ("p99", "--bad"))
+    ]
+    return lines(_labels(figures), series, title="latency over time", unit=" ms")
+
+
+def _by_urn(figures: Figures) -> str:
+    rows = [
+        (
+            row["urn"] or "–",
+            ", ".join(row["langs"] or []),
+            number(row["messages"]),
+            number(row["retries"]),
+            number(row["dead_letters"]),
+            Html(share_bar(row["dead_letters"] / row["messages"], "--bad")) if row["messages"] else "–",
+            duration(row["p50_ms"]),
+            duration(row["p95_ms"]),
+            duration(row["p99_ms"]),
+        )
+        for row in figures.by_urn
+    ]
+    heads = ["URN", "languages", "messages", "retries", "dead letters", "DLQ rate", "p50", "p95", "p99"]
+    return _table(heads, rows, "no messages", right=(2, 3, 4, 6, 7, 8))
+
+
+def _dead_letters(figures: Figures) -> str:
+    moments = sorted({row["at"] for row in figures.deaths})
+    counts: dict[str, dict[datetime, int]] = {}
+    for row in figures.deaths:
+        counts.setdefault(row["fingerprint"], {})[row["at"]] = row["dead_letters"]
+    rows = []
+    for row in figures.fingerprints:
+        mine = counts.get(row["fingerprint"], {})
+        mark = (
+            '<b class="tag bad">new</b>' if row["new"] else '<b class="tag">gone</b>' if row["gone"] else ""
+        )
+        name = escape(row["exception"] or row["reason"] or "–")
+        told = (
+            f"<code>{escape(row['fingerprint'])}</code> {mark}<br><b>{name}</b>"
+            f"<br><small>{escape(row['template'] or '')}</small>"
+        )
+        rows.append(
+            (
+                Html(told),
+                row["urn"] or "–",
+                row["lang"] or "–",
+                row["original_queue"] or "–",
+                number(row["dead_letters"]),
+                Html(share_bar(row["share"], "--bad")),
+                Html(sparkline([mine.get(at, 0) for at in moments])),
+                moment(row["first_seen"]),
+                moment(row["last_seen"]),
+            )
+        )
+    heads = ["cause", "URN", "lang", "queue", "count", "share", "when", "first", "last"]
+    return _table(heads, rows, "no dead letters", right=(4,))
+
+
+def _quarantine(figures: Figures) -> str:
+    rows = [
+        (
+            row["verdict"] or "–",
+            row["reason"] or "–",
+            Html(f"<code>{escape(row['pointer'] or '')}</code>"),
+            row["queue"] or "–",
+            number(row["count"]),
+            moment(row["last_at"]),
+            Html(f"<code class=sample>{escape(_printable(row['sample'] or ''))}</code>"),
+        )
+        for row in figures.quarantine
+    ]
+    heads = ["verdict", "reason", "pointer", "queue", "count", "last", "sample"]
+    return _table(heads, rows, "nothing in quarantine", right=(4,))
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "·" for char in text)
+
+
+def _traces(figures: Figures) -> str:
+    told = figures.trace_totals
+    words = (
+        f"{number(told['traces'])} traces, {number(told['hops'])} hops; "
+        f"median duration {duration(told['p50_ms'])}, p95 {duration(told['p95_ms'])}; "
+        f"{number(told['slow_hops'])} slow hops, {number(told['gaps'])} gaps, "
+        f"{number(told['with_cycles'])} traces with cycles"
+    )
+    rows = [
+        (
+            Html(f"<code>{escape(row['trace_id'])}</code>"),
+            moment(row["started_at"]),
+            duration(row["duration_ms"]),
+            number(row["hops"]),
+            number(row["fan_out"]),
+            number(row["slow_hops"]),
+            number(row["gaps"]),
+            number(row["cycles"]),
+            row["path"],
+        )
+        for row in figures.slow_traces
+    ]
+    heads = ["slowest traces", "started", "duration", "hops", "fan-out", "slow", "gaps", "cycles", "path"]
+    drawn = "".join(_waterfall(hops) for hops in figures.waterfalls if hops)
+    return f"<p>{words}</p>{drawn}" + _table(heads, rows, "no traces", right=(2, 3, 4, 5, 6, 7))
+
+
+def _waterfall(hops: list[dict[str, Any]]) -> str:
+    times = [hop["created_at"] or hop["received_at"] for hop in hops]
+    start = min(time for time in times if time is not None)
+    rows = []
+    for hop, at in zip(hops, times, strict=True):
+        begin = (at - start).total_seconds() * 1000
+        wait = max(hop["wait_ms"] or 0, 0)
+        rows.append((f"{hop['urn']} ({hop['lang'] or '–'})", begin, begin + wait, bool(hop["slow"])))
+    name = hops[0]["trace_id"]
+    return f"<h3><code>{escape(name)}</code></h3>" + waterfall(rows, title=f"trace {name}")
+
+
+def _edges(figures: Figures) -> str:
+    rows = [
+        (
+            row["parent_urn"],
+            row["urn"],
+            number(row["steps"]),
+            Html(share_bar(row["share"])),
+            duration(row["p50_ms"]),
+            duration(row["p95_ms"]),
+            duration(row["p99_ms"]),
+            duration(row["max_ms"]),
+        )
+        for row in figures.edges
+    ]
+    heads = ["from", "to", "steps", "followed", "p50", "p95", "p99", "longest"]
+    return _table(heads, rows, "no trace has more than one message", right=(2, 4, 5, 6, 7))
+
+
+def _stuck(figures: Figures) -> str:
+    rows = [
+        (
+            Html(f"<code>{escape(row['id'])}</code>"),
+            row["urn"],
+            row["expected_urn"],
+            duration(row["usual_ms"]),
+            duration(row["age_ms"]),
+            row["queue"] or "–",
+            row["lang"] or "–",
+        )
+        for row in figures.stuck
+    ]
+    heads = ["message", "URN", "expected", "usually within", "waiting for", "queue", "lang"]
+    return _table(heads, rows, "nothing is stuck", right=(3, 4))
+
+
+def _drift(figures: Figures) -> str:
+    rows = [
+        (
+            _FINDINGS.get(row["finding"], row["finding"]),
+            row["urn"] or "–",
+            row["lang"] or "–",
+            Html(f"<code>{escape(row['pointer'] or '')}</code>"),
+            row["detail"] or "",
+            number(row["seen"]),
+            moment(row["first_at"]),
+            moment(row["last_at"]),
+        )
+        for row in figures.drift
+    ]
+    heads = ["finding", "URN", "lang", "field", "detail", "seen", "first", "last"]
+    return _table(heads, rows, "no drift", right=(5,))
+
+
+def _producers(figures: Figures) -> str:
+    langs = sorted({row["lang"] or "–" for row in figures.producers})
+    urns = sorted({row["urn"] or "–" for row in figures.producers})
+    counts = {(row["urn"] or "–", row["lang"] or "–"): row["count"] for row in figures.producers}
+    rows = [
+        (urn, *(number(counts[urn, lang]) if (urn, lang) in counts else "" for lang in langs)) for urn in urns
+    ]
+    return _table(["URN", *langs], rows, "no messages", right=range(1, len(langs) + 1))
+
+
+def _batches(figures: Figures) -> str:
+    rows = [
+        (
+            row["batch"],
+            row["queue"] or "–",
+            number(row["received"]),
+            number(row["messages"]),
+            number(row["quarantine"]),
+            number(row["duplicates"]),
+            duration(row["took_ms"]),
+            moment(row["prepared_at"]),
+        )
+        for row in figures.batches
+    ]
+    heads = ["latest batches", "queue", "received", "messages", "quarantine", "duplicates", "took", "at"]
+    return _table(heads, rows, "no batches", right=(2, 3, 4, 5, 6))
