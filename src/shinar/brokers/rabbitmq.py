@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
@@ -14,9 +14,10 @@ from typing import Any, Final
 import pika
 from pika import exceptions
 
-from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.projection import contract_properties, project, user_headers
-from shinar.brokers.rabbitmq_consume import Consumer, Receipt, Taken
+from shinar.brokers.rabbitmq_consume import Consumer, Receipt
+from shinar.brokers.rabbitmq_frames import Content, properties_of
 from shinar.brokers.rabbitmq_link import IoThread, Link
 from shinar.brokers.rabbitmq_publish import Incomplete, Piece, Publisher
 from shinar.brokers.url import BrokerUrl
@@ -225,20 +226,23 @@ class RabbitBroker:
         now_ms = self._clock.epoch_ms()
         return [self._delivery(queue, consumer.life, found, now_ms) for found in taken]
 
-    def _delivery(self, queue: str, life: str, taken: Taken, now_ms: int) -> Delivery:
-        table = taken.properties.headers or {}
-        native = {name: getattr(taken.properties, name) for name in NATIVE}
+    def _delivery(self, queue: str, life: str, content: Content, now_ms: int) -> Delivery:
+        native, table = properties_of(content.properties)
         # Quorum queues leave the count out of a first delivery.
         count = table.get(DELIVERY_COUNT, self.traits.count_base)
+        properties = contract_properties(table)
+        headers: Mapping[str, str] = NOTHING
+        if len(table) > len(properties):
+            headers = user_headers({k: v for k, v in table.items() if not BROKER_HEADERS.match(k)})
         return Delivery(
-            body=taken.body,
+            body=content.body,
             queue=queue,
-            receipt=Receipt(life, taken.tag),
-            headers=user_headers({k: v for k, v in table.items() if not BROKER_HEADERS.match(k)}),
-            properties={k: v for k, v in native.items() if v is not None} | contract_properties(table),
+            receipt=Receipt(life, content.tag),
+            headers=headers,
+            properties={name: native[name] for name in NATIVE if name in native} | properties,
             native_count=int(count) if isinstance(count, int) else None,
             received_ms=now_ms,
-            position=str(taken.tag),
+            position=str(content.tag),
         )
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
@@ -251,7 +255,7 @@ class RabbitBroker:
         for queue in {delivery.queue for delivery, _ in held}:
             part = [(delivery, properties) for delivery, properties in held if delivery.queue == queue]
             with _translated(queue):
-                self._send(queue, [((d.body, _without_broker_headers(p)), delay_s) for d, p in part])
+                self._send(queue, [((d.body, _as_it_came(p)), delay_s) for d, p in part])
         return lapsed + self._settle([delivery for delivery, _ in held])
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
@@ -265,13 +269,11 @@ class RabbitBroker:
         """A delivery is ours as long as the channel lives; there is nothing to renew."""
         return self._split(deliveries)[1]
 
-    def _split(
-        self, deliveries: Sequence[Delivery]
-    ) -> tuple[list[tuple[Delivery, pika.BasicProperties]], Lapsed]:
-        held: list[tuple[Delivery, pika.BasicProperties]] = []
+    def _split(self, deliveries: Sequence[Delivery]) -> tuple[list[tuple[Delivery, bytes]], Lapsed]:
+        held: list[tuple[Delivery, bytes]] = []
         lapsed: list[Delivery] = []
         for consumer, part in self._by_consumer(deliveries):
-            still: dict[int, pika.BasicProperties] = {}
+            still: dict[int, bytes] = {}
             if consumer is not None:
                 try:
                     still = consumer.still_open(d.receipt.tag for d in part)
@@ -375,7 +377,10 @@ def _piece(message: Outgoing) -> Piece:
     return message.body, properties
 
 
-def _without_broker_headers(properties: pika.BasicProperties) -> pika.BasicProperties:
+def _as_it_came(encoded: bytes) -> pika.BasicProperties:
+    """For a copy: everything but what the broker wrote."""
+    properties = pika.BasicProperties()
+    properties.decode(encoded)
     if properties.headers:
         properties.headers = {k: v for k, v in properties.headers.items() if not BROKER_HEADERS.match(k)}
     return properties
@@ -415,7 +420,7 @@ def _error(exc: BaseException, queue: str) -> BrokerError:
         case exceptions.ConnectionBlockedTimeout():
             return BrokerFull("takes no messages: out of disk or memory there", **where)
         case exceptions.ConsumerCancelled():
-            return QueueMissing("the queue was deleted while it was consumed", **where)
+            return BrokerUnavailable("the server ended the consumer: the queue moved or was deleted", **where)
     if code == 404:
         return QueueMissing("there is no such queue; declare it, or allow ?declare=true", **where)
     if code == 403:

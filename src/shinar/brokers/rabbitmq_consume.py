@@ -8,6 +8,7 @@ back. Knows pika's channels; no envelope and no broker contract.
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -19,18 +20,15 @@ from typing import Any, Final, NamedTuple
 import pika
 from pika.exceptions import AMQPError, ConsumerCancelled
 
+from shinar.brokers.rabbitmq_frames import Content
 from shinar.brokers.rabbitmq_link import Link
 
 #: How long a consumer outlives the last question, in seconds.
 IDLE_S: Final = 0.05
+#: Questions in quick succession after which a second batch is fetched ahead.
+READ_AHEAD_AFTER: Final = 3
 #: The protocol's largest prefetch.
 MAX_PREFETCH: Final = 65535
-
-
-class Taken(NamedTuple):
-    tag: int
-    body: bytes
-    properties: pika.BasicProperties
 
 
 class Receipt(NamedTuple):
@@ -49,9 +47,9 @@ class Consumer:
         #: The queue vanished under the consumer.
         self.cancelled = False
         #: Arrived and not yet handed out. Whoever pops an entry owns it, on either thread.
-        self.buffer: deque[Taken] = deque()
+        self.buffer: deque[Content] = deque()
         #: Everything unsettled, by tag, in the order it came. Touched on the I/O thread only.
-        self._open: dict[int, pika.BasicProperties] = {}
+        self._open: dict[int, bytes] = {}
         self._consumer_tag: str | None = None
         self._prefetch = 0
         #: Unsettled ones that count against the running consumer's prefetch.
@@ -59,6 +57,8 @@ class Consumer:
         self._arrived = threading.Event()
         self._asking = False
         self._last_asked = 0.0
+        #: Questions in quick succession: a worker that keeps up is worth reading ahead for.
+        self._streak = 0
         self._got: Future[None] | None = None
         self._channel = link.channel(self._end)
         link.on_lost.append(self._end)
@@ -67,12 +67,14 @@ class Consumer:
     def _prepare(self, answer: Future[None]) -> None:
         self._channel.add_callback(self._on_nothing, [pika.spec.Basic.GetEmpty], one_shot=False)
         self._channel.add_on_cancel_callback(self._on_cancelled)
+        self._link.tap(self._channel.channel_number, self._on_delivery)
         answer.set_result(None)
 
     # -- on the caller's thread
 
-    def take(self, limit: int, wait_s: float) -> list[Taken]:
+    def take(self, limit: int, wait_s: float) -> list[Content]:
         self._asking = True
+        self._streak = self._streak + 1 if time.monotonic() - self._last_asked < IDLE_S else 0
         try:
             if not self.buffer:
                 self._fill(limit, wait_s)
@@ -96,7 +98,8 @@ class Consumer:
         wanted = set(tags)
         return self._link.ask(lambda answer: answer.set_result(self._settle(wanted, requeue)))
 
-    def still_open(self, tags: Iterable[int]) -> dict[int, pika.BasicProperties]:
+    def still_open(self, tags: Iterable[int]) -> dict[int, bytes]:
+        """Their properties as they were on the wire."""
         wanted = set(tags)
         return self._link.ask(
             lambda answer: answer.set_result({t: p for t, p in self._open.items() if t in wanted})
@@ -104,8 +107,8 @@ class Consumer:
 
     # -- on either thread
 
-    def _popped(self, limit: int) -> list[Taken]:
-        found: list[Taken] = []
+    def _popped(self, limit: int) -> list[Content]:
+        found: list[Content] = []
         while len(found) < limit:
             try:
                 found.append(self.buffer.popleft())
@@ -118,7 +121,8 @@ class Consumer:
     def _start(self, answer: Future[None], limit: int, *, probe: bool) -> None:
         """Have the consumer running with credit left. A fresh one, or a probe, is answered when the
         server has sent what it has: its answer to a get comes after the deliveries before it."""
-        running = self._consumer_tag is not None and len(self._charged) < self._prefetch
+        ahead = min(limit * 2 if self._streak >= READ_AHEAD_AFTER else limit, MAX_PREFETCH)
+        running = self._consumer_tag is not None and self._prefetch >= max(ahead, len(self._charged) + 1)
         if running and not probe:
             answer.set_result(None)
             return
@@ -129,10 +133,10 @@ class Consumer:
         if self._consumer_tag is not None:
             self._channel.basic_cancel(self._consumer_tag, _ignore)
         self._charged.clear()
-        self._prefetch = min(limit, MAX_PREFETCH)
+        self._prefetch = ahead
         self._channel.basic_qos(prefetch_count=self._prefetch)
         self._consumer_tag = self._channel.basic_consume(
-            self._queue, self._on_message, callback=lambda _frame: self._get()
+            self._queue, _unused, callback=lambda _frame: self._get()
         )
         self._link.later(IDLE_S, self._stop_if_idle)
 
@@ -140,23 +144,27 @@ class Consumer:
         if len(self._charged) >= self._prefetch:
             self._answer()
         else:
-            self._channel.basic_get(self._queue, self._on_message)
+            self._channel.basic_get(self._queue, self._on_got)
 
     def _on_nothing(self, _frame: object) -> None:
         self._answer()
 
-    def _on_message(
-        self, _channel: object, method: Any, properties: pika.BasicProperties, body: bytes
-    ) -> None:
-        tag = method.delivery_tag
-        self._open[tag] = properties
-        self.buffer.append(Taken(tag, body, properties))
-        if isinstance(method, pika.spec.Basic.Deliver):
-            self._charged.add(tag)
-            if self._asking:
-                self._arrived.set()
-        else:
-            self._answer()
+    def _on_delivery(self, content: Content) -> None:
+        if content.consumer.decode() != self._consumer_tag:
+            # Sent before the server heard that this consumer stopped.
+            self._channel.basic_reject(content.tag, requeue=True)
+            return
+        self._open[content.tag] = content.properties
+        self._charged.add(content.tag)
+        self.buffer.append(content)
+        if self._asking:
+            self._arrived.set()
+
+    def _on_got(self, _channel: object, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
+        content = Content(method.delivery_tag, b"", b"".join(properties.encode()), body)
+        self._open[content.tag] = content.properties
+        self.buffer.append(content)
+        self._answer()
 
     def _answer(self) -> None:
         got, self._got = self._got, None
@@ -165,12 +173,10 @@ class Consumer:
 
     def _settle(self, wanted: set[int], requeue: bool) -> set[int]:
         done = {tag for tag in wanted if tag in self._open}
-        # Everything up to here goes in one frame; a gap would settle what is still being handled.
-        together = 0
-        for tag in self._open:
-            if tag not in done:
-                break
-            together = tag
+        # Everything below the first one that stays goes in one frame; a gap would settle what is
+        # still being handled.
+        stays = min((tag for tag in self._open if tag not in done), default=math.inf)
+        together = max((tag for tag in done if tag < stays), default=0)
         if together and not requeue:
             self._channel.basic_ack(together, multiple=True)
         for tag in sorted(done):
@@ -191,7 +197,7 @@ class Consumer:
             return
         self._channel.basic_cancel(self._consumer_tag, _ignore)
         self._consumer_tag = None
-        self._settle({taken.tag for taken in self._popped(len(self.buffer))}, requeue=True)
+        self._settle({content.tag for content in self._popped(len(self.buffer))}, requeue=True)
 
     def _on_cancelled(self, _frame: object) -> None:
         self._consumer_tag = None
@@ -206,6 +212,10 @@ class Consumer:
         if got is not None and not got.done():
             got.set_exception(self.ended)
         self._arrived.set()
+
+
+def _unused(*_delivery: object) -> None:
+    """pika wants a receiver; the tap is one, and pika never sees a delivery."""
 
 
 def _ignore(_frame: object) -> None:
