@@ -6,6 +6,7 @@ by every broker object with the same name (`memory://name/queue`). Nothing is du
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import threading
@@ -109,17 +110,21 @@ _spaces_lock = threading.Lock()
 
 
 def traits(url: BrokerUrl) -> Traits:
-    return TRAITS
+    return dataclasses.replace(TRAITS, lease_s=_lease_s(url))
+
+
+def _lease_s(url: BrokerUrl) -> float:
+    return url.number("lease_s", DEFAULT_LEASE_S, least=0.001)
 
 
 def connect(url: BrokerUrl, clock: Clock) -> MemoryBroker:
     with _spaces_lock:
         space = _spaces.setdefault(url.netloc, _Space())
-    return MemoryBroker(space, clock, url.number("lease_s", DEFAULT_LEASE_S, least=0.001))
+    return MemoryBroker(space, clock, _lease_s(url))
 
 
 class MemoryBroker:
-    traits: Final = TRAITS
+    traits = TRAITS
 
     def __init__(self, space: _Space, clock: Clock, lease_s: float) -> None:
         self._space = space

@@ -110,6 +110,10 @@ def _encoded(value: Message | dict[str, Any]) -> bytes:
         raise ContractError(
             f"the text {exc.object!r:.60} holds a lone surrogate and is not Unicode"
         ) from None
+    except TypeError as exc:
+        raise ContractError(
+            f"{exc}; convert it to plain text, numbers, lists or dicts", pointer="/data"
+        ) from None
 
 
 def _refuse_forbidden(message: Message) -> None:

@@ -26,6 +26,8 @@ class StopReason(StrEnum):
 class Limits:
     max_messages: int | None = None
     until_empty: bool = False
+    #: How long the queue must have nothing before `until_empty` believes it.
+    empty_wait_s: float = 1.0
     max_time_s: float | None = None
     max_memory_mb: float | None = None
 
@@ -48,6 +50,8 @@ class Watch:
 
     def wait_s(self, longest_s: float) -> float:
         """How long an idle reserve may block."""
+        if self.until_empty:
+            longest_s = self._limits.empty_wait_s
         if self._limits.max_time_s is None:
             return longest_s
         left_s = self._started_s + self._limits.max_time_s - self._clock.monotonic_s()

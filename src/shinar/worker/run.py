@@ -120,6 +120,8 @@ class _Run:
         self.pause_s = 0.0
         self.ask_again_s = 0.0
         self.next_renewal_s = 0.0
+        #: Length of the leases this broker gives; None when they last as long as the connection.
+        self.lease_s: float | None = None
         #: Lease ends after a renewal, by identity of the delivery in hand.
         self.renewed_ms: dict[int, int] = {}
 
@@ -167,6 +169,9 @@ class _Run:
             return True
         self.pause_s = self.ask_again_s = 0.0
         self.received += len(batch)
+        first = batch[0]
+        if first.lease_until_ms is not None:
+            self.lease_s = max(0.001, (first.lease_until_ms - first.received_ms) / 1000)
         self.w.metrics.add("shinar_received_total", len(batch), queue=self.w.queue)
         self.pool.submit(batch)
         return False
@@ -186,11 +191,10 @@ class _Run:
 
     def _renew(self) -> None:
         """Extend the leases of what handlers still hold, well before they end."""
-        lease_s = self.broker.traits.lease_s
         now_s = self.w._clock.monotonic_s()
-        if lease_s is None or now_s < self.next_renewal_s:
+        if self.lease_s is None or now_s < self.next_renewal_s:
             return
-        self.next_renewal_s = now_s + lease_s * RENEW_AT / 4
+        self.next_renewal_s = now_s + self.lease_s * RENEW_AT / 4
         now_ms = self.w._clock.epoch_ms()
         in_hand = self.pool.in_hand
         self.renewed_ms = {key: until for key, until in self.renewed_ms.items() if key in in_hand}
