@@ -8,7 +8,6 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, Final
 
 import pika
@@ -17,22 +16,13 @@ from pika import exceptions
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.projection import contract_properties, project, user_headers
 from shinar.brokers.rabbitmq_consume import Consumer, Receipt
+from shinar.brokers.rabbitmq_errors import incomplete, translated
 from shinar.brokers.rabbitmq_frames import Content, properties_of
 from shinar.brokers.rabbitmq_link import IoThread, Link
 from shinar.brokers.rabbitmq_publish import Incomplete, Piece, Publisher
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import (
-    AccessDenied,
-    BodyTooLarge,
-    BrokerError,
-    BrokerFull,
-    BrokerUnavailable,
-    ConfigError,
-    PublishFailed,
-    QueueMissing,
-    Unsupported,
-)
+from shinar.errors import BrokerError, ConfigError, Unsupported
 from shinar.settlement.traits import Traits
 
 OPTIONS: Final = frozenset(
@@ -122,7 +112,7 @@ class RabbitBroker:
         self._consume_link: Link | None = None
         self._consumers: dict[str, Consumer] = {}
         try:
-            with _translated(""):
+            with translated(""):
                 # The first connection proves address and password; its first user keeps it.
                 self._spare: Link | None = self._new_link()
         except BrokerError:
@@ -192,7 +182,7 @@ class RabbitBroker:
     # -- the contract
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        with _translated(queue):
+        with translated(queue):
             self._send(queue, [(_piece(message), message.delay_s) for message in messages])
 
     def _send(self, queue: str, messages: Sequence[tuple[Piece, float]]) -> None:
@@ -206,21 +196,20 @@ class RabbitBroker:
         for index, (_, delay_s) in enumerate(messages):
             place = self._delay_queue(self._publish_link, queue, delay_s) if delay_s > 0 else queue
             groups.setdefault(place, []).append(index)
-        confirmed = 0
+        pending = set(range(len(messages)))
         for place, indices in groups.items():
             try:
                 publisher.publish(place, [messages[index][0] for index in indices])
             except Incomplete as exc:
-                left = {i for part in list(groups.values())[list(groups).index(place) + 1 :] for i in part}
-                missing = left | {indices[i] for i in (*exc.returned, *exc.refused, *exc.unknown)}
+                pending -= set(indices) - {indices[i] for i in (*exc.returned, *exc.refused, *exc.unknown)}
                 if exc.returned:
                     self._known.discard(queue)
                     self._delay_queues.pop(place, None)
-                raise _incomplete(exc, queue, len(messages), tuple(sorted(missing))) from exc
-            confirmed += len(indices)
+                raise incomplete(exc, queue, len(messages), tuple(sorted(pending))) from exc
+            pending -= set(indices)
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
-        with _translated(queue):
+        with translated(queue):
             consumer = self._consuming(queue)
             taken = consumer.take(limit, wait_s)
         now_ms = self._clock.epoch_ms()
@@ -254,7 +243,7 @@ class RabbitBroker:
         held, lapsed = self._split(deliveries)
         for queue in {delivery.queue for delivery, _ in held}:
             part = [(delivery, properties) for delivery, properties in held if delivery.queue == queue]
-            with _translated(queue):
+            with translated(queue):
                 self._send(queue, [((d.body, _as_it_came(p)), delay_s) for d, p in part])
         return lapsed + self._settle([delivery for delivery, _ in held])
 
@@ -315,7 +304,7 @@ class RabbitBroker:
         )
 
     def depth(self, queue: str) -> Depth:
-        with _translated(queue):
+        with translated(queue):
             self._consume_link = self._link(self._consume_link)
             ready = _declare(self._consume_link, queue, passive=True)
         mine = self._consumers.get(queue)
@@ -384,62 +373,3 @@ def _as_it_came(encoded: bytes) -> pika.BasicProperties:
     if properties.headers:
         properties.headers = {k: v for k, v in properties.headers.items() if not BROKER_HEADERS.match(k)}
     return properties
-
-
-def _incomplete(exc: Incomplete, queue: str, total: int, missing: tuple[int, ...]) -> BrokerError:
-    where = {"broker": "rabbitmq", "queue": queue}
-    cause = _error(exc.cause, queue) if exc.cause is not None else None
-    if len(missing) == total:
-        if cause is not None:
-            return cause
-        if len(exc.returned) == total:
-            return QueueMissing("there is no such queue; declare it, or allow ?declare=true", **where)
-        if len(exc.refused) == total:
-            return BrokerFull("the queue takes no more (its length limit); consume first", **where)
-    text = str(cause) if cause is not None else "the broker did not take some messages"
-    return PublishFailed(text, total=total, unconfirmed=missing, **where)
-
-
-@contextmanager
-def _translated(queue: str) -> Iterator[None]:
-    try:
-        yield
-    except (exceptions.AMQPError, OSError) as exc:
-        raise _error(exc, queue) from exc
-
-
-def _error(exc: BaseException, queue: str) -> BrokerError:
-    where = {"broker": "rabbitmq", "queue": queue}
-    reason = _reason(exc)
-    code = getattr(exc, "reply_code", 0)
-    match exc:
-        case exceptions.ProbableAuthenticationError() | exceptions.AuthenticationError():
-            return AccessDenied("user or password is wrong; check the URL", **where)
-        case exceptions.ProbableAccessDeniedError():
-            return AccessDenied("no access to this virtual host; check the path of the URL", **where)
-        case exceptions.ConnectionBlockedTimeout():
-            return BrokerFull("takes no messages: out of disk or memory there", **where)
-        case exceptions.ConsumerCancelled():
-            return BrokerUnavailable("the server ended the consumer: the queue moved or was deleted", **where)
-    if code == 404:
-        return QueueMissing("there is no such queue; declare it, or allow ?declare=true", **where)
-    if code == 403:
-        return AccessDenied(f"refused: {reason}", **where)
-    too_large = re.search(r"message size (\d+) (?:is )?larger than (?:configured )?max size (\d+)", reason)
-    if too_large:
-        return BodyTooLarge(int(too_large[1]), int(too_large[2]), **where)
-    if isinstance(exc, exceptions.AMQPConnectionError | OSError):
-        return BrokerUnavailable(f"cannot be reached: {reason}", **where)
-    return BrokerError(f"refused: {reason}", **where)
-
-
-def _reason(exc: BaseException) -> str:
-    """pika wraps what went wrong while connecting; the innermost says it."""
-    inner: Any = exc
-    while True:
-        wrapped = getattr(inner, "exceptions", None) or [getattr(inner, "exception", None), *inner.args]
-        below = [error for error in wrapped if isinstance(error, BaseException)]
-        if not below:
-            break
-        inner = below[-1]
-    return getattr(inner, "reply_text", "") or str(inner) or type(inner).__name__

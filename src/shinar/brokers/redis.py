@@ -118,7 +118,6 @@ def _client(url: BrokerUrl) -> redis.Redis:
             "ssl_check_hostname": verify,
         }
     if url.flag("cluster"):
-        options["cluster_error_retry_attempts"] = options.pop("retry", None) and 0
         with _translated(""):
             return redis.RedisCluster(**options)  # type: ignore[return-value]  # same commands
     return redis.Redis(db=int(url.path or 0), **options)

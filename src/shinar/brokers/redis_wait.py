@@ -5,7 +5,8 @@ a worker killed between the two would strand it, and the contract forbids sweepi
 have no deadline. So we let the server tell us instead: client-side caching (CLIENT TRACKING)
 sends one message when a key that this connection has read is written by anybody. Foreign
 producers need to do nothing for it, and there is no moment in which a crash loses anything.
-Where the server or its ACL refuses tracking, the list is looked at in growing steps.
+Where the server or its ACL refuses tracking, and on a cluster, the list is looked at in
+growing steps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Watch:
         self._client = client
         self._clock = clock
         self._connection: Any = None
-        self._tracking = True
+        # A cluster client has no connection of its own; there we look.
+        self._tracking = isinstance(client, redis.Redis)
 
     def wait(self, key: str, seconds: float) -> None:
         """Return when `key` may have elements, or after `seconds`."""
