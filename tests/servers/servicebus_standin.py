@@ -31,6 +31,7 @@ from proton import (
     Handler,
     Link,
     Message,
+    Terminus,
     symbol,
     timestamp,
 )
@@ -501,6 +502,8 @@ def reject(delivery: Delivery, condition: str, text: str) -> None:
 
 
 def refuse(link: Link, condition: str, text: str) -> None:
+    # An attach without source and target announces the refusal that follows.
+    link.source.type = link.target.type = Terminus.UNSPECIFIED
     link.open()
     link.condition = Condition(condition, text)
     link.close()

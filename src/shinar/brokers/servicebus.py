@@ -8,6 +8,7 @@ have, is a scheduled copy that carries the count along.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from shinar.brokers.recent import Recent
 from shinar.brokers.servicebus_client import MAX_BODY_BYTES, driver_errors, open_client, renew, settle
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import BodyTooLarge, BrokerError, PublishFailed, Unsupported
+from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, PublishFailed, Unsupported
 from shinar.settlement.traits import Traits
 
 OPTIONS = frozenset(
@@ -224,9 +225,10 @@ class ServiceBusBroker:
 
     def close(self) -> None:
         # Locked messages come back when their locks end: closing a link does not unlock them.
-        with driver_errors():
-            handlers: list[Any] = [*self._senders.values(), *self._receivers.values(), self._client]
-            for handler in handlers:
+        handlers: list[Any] = [*self._senders.values(), *self._receivers.values(), self._client]
+        for handler in handlers:
+            # A line that is dead already needs no goodbye.
+            with suppress(BrokerUnavailable, OSError), driver_errors():
                 handler.close()
 
     def _sender(self, queue: str) -> ServiceBusSender:

@@ -44,7 +44,7 @@ OPTIONS = frozenset(
 #: Seconds a message stays invisible unless extended.
 DEFAULT_LEASE_S: Final = 60
 #: Requests in flight at a time. SQS answers in 5-20 ms, so one connection alone is idle most of the time.
-DEFAULT_CONNECTIONS: Final = 4
+DEFAULT_CONNECTIONS: Final = 8
 #: Longest long poll of one request.
 MAX_POLL_S: Final = 20
 #: SQS swallows a second message under the same deduplication id for this long (FIFO).

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from servers.process import Plan, ServerMissing, free_port
+from servers.process import Plan, ServerMissing, free_port, listens
 from servers.tls import Certificates
 
 #: The program itself; it knows nothing of this package.
@@ -26,11 +25,7 @@ def plan(home: Path, tls: Certificates | None, *options: str) -> Plan:
         url=f"servicebus://127.0.0.1:{port}?emulator=1",
         port=port,
         version=f"stand-in on qpid-proton {version('python-qpid-proton')}, SDK {version('azure-servicebus')}",
+        durable=False,
         note="stands in for Azure Service Bus",
-        ready=partial(answers, port),
+        ready=partial(listens, port),
     )
-
-
-def answers(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=2.0):
-        return True

@@ -1,0 +1,377 @@
+"""Service Bus beyond the common contract: duplicates, counts, native dead letters, locks, failures.
+
+All against the stand-in with the unmodified SDK; docs/brokers/servicebus.md says what that cannot show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import pickle
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from babelqueue.asb_transport import AsbTransport
+
+from servers.process import free_port
+from shinar.brokers.contract import Outgoing
+from shinar.brokers.registry import connect
+from shinar.errors import (
+    AccessDenied,
+    BodyTooLarge,
+    BrokerUnavailable,
+    ConfigError,
+    ContractError,
+    PublishFailed,
+    QueueMissing,
+    Unsupported,
+)
+
+#: The SDK leaves the socket of a broken connection to the garbage collector.
+pytestmark = [pytest.mark.live("servicebus"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+PROGRAM = Path(__file__).resolve().parent.parent / "servers" / "servicebus_standin.py"
+
+
+def envelope(number: int = 0, **fields: object) -> bytes:
+    message = {
+        "job": "urn:babel:orders:created",
+        "trace_id": str(uuid.uuid4()),
+        "data": {"n": number},
+        "meta": {
+            "id": str(uuid.uuid4()),
+            "queue": "orders",
+            "lang": "python",
+            "schema_version": 1,
+            "created_at": 1749132727000,
+        },
+        "attempts": 0,
+    }
+    return json.dumps({**message, **fields}).encode()
+
+
+def number_of(delivery) -> int:
+    return json.loads(delivery.body)["data"]["n"]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What a test left behind is collected under its own filters, not in the middle of the next one."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def broker(server) -> Iterator[object]:
+    opened = connect(server.url)
+    yield opened
+    opened.close()
+
+
+@contextlib.contextmanager
+def standin(*options: str, port: int = 0) -> Iterator[int]:
+    """A stand-in of one's own, with options."""
+    port = port or free_port()
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), "--port", str(port), *options], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def opened(port: int, *options: str) -> Iterator[object]:
+    made = connect("&".join([f"servicebus://127.0.0.1:{port}?emulator=1", *options]))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def take(broker, queue: str, count: int) -> list:
+    found: list = []
+    until = time.monotonic() + 30
+    while len(found) < count and time.monotonic() < until:
+        found += broker.reserve(queue, count - len(found), 2)
+    return found
+
+
+def raw_client(port: int) -> ServiceBusClient:
+    return ServiceBusClient.from_connection_string(
+        f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=RootManageSharedAccessKey;"
+        "SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true"
+    )
+
+
+def test_the_projection_as_another_client_reads_it(server, broker, name):
+    body = envelope(1)
+    sent = json.loads(body)
+    broker.publish(name, [Outgoing(body, {"tenant": "acme"}, key=b"customer-7")])
+    with raw_client(server.port) as client, client.get_queue_receiver(name) as receiver:
+        (got,) = receiver.receive_messages(1, max_wait_time=10)
+        assert b"".join(got.body) == body
+        assert (got.subject, got.correlation_id, got.message_id, got.content_type, got.session_id) == (
+            sent["job"],
+            sent["trace_id"],
+            sent["meta"]["id"],
+            "application/json",
+            "customer-7",
+        )
+        assert got.application_properties == {
+            b"bq-schema-version": 1,
+            b"bq-source-lang": b"python",
+            b"bq-created-at": 1749132727000,
+            b"tenant": b"acme",
+        }
+        receiver.complete_message(got)
+
+
+def test_a_release_counts_and_a_delayed_one_counts_too(broker, name):
+    body = envelope()
+    broker.publish(name, [Outgoing(body, {"h": "v"})])
+    for count, delay_s in enumerate((0, 0.5, 0, 0.5)):
+        (got,) = take(broker, name, 1)
+        assert (got.body, dict(got.headers), got.native_count) == (body, {"h": "v"}, count)
+        assert broker.release([got], delay_s) == ()
+    (last,) = take(broker, name, 1)
+    assert last.native_count == 4
+    assert broker.ack([last]) == ()
+
+
+def test_a_delayed_release_keeps_the_property_that_gates_a_message(server, broker, name):
+    with raw_client(server.port) as client, client.get_queue_sender(name) as sender:
+        odd = ServiceBusMessage(b"{}", application_properties={"bq-schema-version": 2})
+        sender.send_messages(odd)
+    (got,) = take(broker, name, 1)
+    assert got.properties["bq-schema-version"] == 2
+    broker.release([got], 0.3)
+    (again,) = take(broker, name, 1)
+    assert again.properties["bq-schema-version"] == 2
+    broker.ack([again])
+
+
+def test_duplicate_detection_swallows_a_second_publish_but_never_a_copy(name):
+    """Retry, dead letter and redrive in the window, all of the same meta.id."""
+    dead = f"{name}.dlq"
+    body = envelope()
+    with standin("--dedup-window", "600") as port, opened(port) as broker:
+        broker.publish(name, [Outgoing(body)])
+        broker.publish(name, [Outgoing(body)])
+        (got,) = take(broker, name, 1)
+        assert broker.reserve(name, 1, 0) == [], "the second publish is a duplicate"
+        broker.release([got], 0.3)
+        for source, target in [(name, name), (name, dead), (dead, name), (name, dead), (dead, name)]:
+            (got,) = take(broker, source, 1)
+            assert broker.move(target, [(got, Outgoing(got.body))]) == ()
+        (last,) = take(broker, name, 1)
+        assert last.body == body
+        assert broker.ack([last]) == ()
+
+
+def test_the_native_dead_letter_queue(broker, name):
+    broker.publish(name, [Outgoing(envelope(n), {"h": "v"}) for n in range(3)])
+    got = take(broker, name, 3)
+    graveyard = f"{name}/$DeadLetterQueue"
+    why = {"DeadLetterReason": "unsupported schema version", "DeadLetterErrorDescription": "it said 2"}
+    assert broker.move(graveyard, [(d, Outgoing(d.body, why)) for d in got]) == ()
+    buried = take(broker, graveyard, 3)
+    assert sorted(d.body for d in buried) == sorted(d.body for d in got)
+    assert {(d.headers["DeadLetterReason"], d.headers["h"]) for d in buried} == {
+        ("unsupported schema version", "v")
+    }
+    # and out of it again, without the notes of its death
+    assert broker.move(name, [(d, Outgoing(d.body, d.headers)) for d in buried]) == ()
+    alive = take(broker, name, 3)
+    assert all(dict(d.headers) == {"h": "v"} for d in alive)
+    assert broker.ack(alive) == ()
+
+
+def test_the_native_dead_letter_queue_takes_no_changed_bodies(broker, name):
+    broker.publish(name, [Outgoing(envelope())])
+    (got,) = take(broker, name, 1)
+    for target, body in [(f"{name}/$DeadLetterQueue", b"{}"), ("other/$DeadLetterQueue", got.body)]:
+        with pytest.raises(Unsupported):
+            broker.move(target, [(got, Outgoing(body))])
+    assert broker.ack([got]) == ()
+
+
+def test_too_many_deliveries_end_in_the_native_dead_letter_queue(name):
+    with standin("--max-deliveries", "2") as port, opened(port) as broker:
+        broker.publish(name, [Outgoing(envelope())])
+        for _ in range(2):
+            broker.release(take(broker, name, 1))
+        (buried,) = take(broker, f"{name}/$DeadLetterQueue", 1)
+        assert buried.headers["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+
+
+def test_lost_locks_are_told_apart_from_those_still_held(name):
+    with standin("--lock", "2") as port, opened(port) as broker:
+        broker.publish(name, [Outgoing(envelope(n)) for n in range(4)])
+        first = sorted(take(broker, name, 4), key=number_of)
+        assert broker.extend(first[2:], 2) == ()
+        lost = take(broker, name, 2)
+        assert sorted(map(number_of, lost)) == [0, 1]
+        assert {d.native_count for d in lost} == {1}
+        assert broker.extend(first, 2) in ((first[0], first[1]), tuple(first))
+        assert broker.move("elsewhere", [(first[0], Outgoing(first[0].body))]) == (first[0],)
+        assert list(broker.browse("elsewhere")) == []
+        assert broker.ack(lost) == ()
+        assert broker.ack(lost) == ()
+
+
+def test_receipts_work_in_another_process(server, broker, name):
+    broker.publish(name, [Outgoing(envelope(n)) for n in range(3)])
+    got = pickle.loads(pickle.dumps(take(broker, name, 3)))
+    with opened(server.port) as other:
+        assert other.extend(got, 5) == ()
+        assert other.ack(got[:2]) == ()
+        assert other.release(got[2:]) == ()
+        assert [number_of(d) for d in take(other, name, 1)] == [number_of(got[2])]
+
+
+def test_a_body_too_large(broker, name):
+    small, big = Outgoing(envelope()), Outgoing(envelope(data={"x": "y" * 300_000}))
+    with pytest.raises(BodyTooLarge) as caught:
+        broker.publish(name, [big])
+    assert caught.value.size_bytes > 300_000
+    with pytest.raises(PublishFailed) as part:
+        broker.publish(name, [small, big, small])
+    assert part.value.unconfirmed == (1, 2)
+    assert len(take(broker, name, 1)) == 1
+
+
+def test_many_large_messages_go_in_several_batches(broker, name):
+    bodies = [envelope(n, data={"n": n, "x": "y" * 60_000}) for n in range(12)]
+    broker.publish(name, [Outgoing(body) for body in bodies])
+    got = take(broker, name, 12)
+    assert sorted(d.body for d in got) == sorted(bodies)
+    broker.ack(got)
+
+
+def test_bodies_of_other_clients(server, broker, name):
+    from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+    with raw_client(server.port) as client, client.get_queue_sender(name) as sender:
+        sender.send_messages(AmqpAnnotatedMessage(value_body="täxt"))
+        sender.send_messages(AmqpAnnotatedMessage(data_body=[b"two ", b"parts"]))
+    assert sorted(d.body for d in take(broker, name, 2)) == [b"two parts", "täxt".encode()]
+
+
+def test_a_key_that_is_no_session_id(broker, name):
+    for key in (b"\xff", b"x" * 129):
+        with pytest.raises(ContractError):
+            broker.publish(name, [Outgoing(envelope(), key=key)])
+
+
+def test_browse_pages_through_everything_and_skips_what_is_scheduled(broker, name):
+    broker.publish(name, [Outgoing(envelope(n)) for n in range(230)])
+    broker.publish(name, [Outgoing(envelope(999), delay_s=600)])
+    assert [number_of(d) for d in broker.browse(name)] == list(range(230))
+    assert [number_of(d) for d in broker.browse(name, 120)] == list(range(120))
+    assert next(iter(broker.browse(name))).receipt is None
+
+
+def test_wrong_key_and_missing_queue(name):
+    with standin("--key", "the right one", "--only", "orders") as port:
+        bad = connect(f"servicebus://me:very-hush@127.0.0.1:{port}?emulator=1")
+        for call in (
+            lambda: bad.publish("orders", [Outgoing(envelope())]),
+            lambda: bad.reserve("orders", 1, 0),
+        ):
+            with pytest.raises(AccessDenied) as caught:
+                call()
+            assert "hush" not in f"{caught.value!s} {caught.value!r}"
+        bad.close()
+        good = connect(f"servicebus://me:the%20right%20one@127.0.0.1:{port}?emulator=1")
+        good.publish("orders", [Outgoing(envelope())])
+        for call in (lambda: good.publish(name, [Outgoing(envelope())]), lambda: good.reserve(name, 1, 0)):
+            with pytest.raises(QueueMissing, match="create it"):
+                call()
+        good.close()
+
+
+def test_a_server_that_is_away_and_comes_back(name):
+    with standin() as port, opened(port) as broker:
+        broker.publish(name, [Outgoing(envelope())])
+        assert len(take(broker, name, 1)) == 1
+    lonely = connect(f"servicebus://127.0.0.1:{port}?emulator=1")
+    with pytest.raises(BrokerUnavailable):
+        lonely.publish(name, [Outgoing(envelope())])
+    with pytest.raises(BrokerUnavailable):
+        lonely.reserve(name, 1, 0)
+    with standin(port=port):
+        lonely.publish(name, [Outgoing(envelope(7))])
+        assert [number_of(d) for d in take(lonely, name, 1)] == [7]
+    with pytest.raises(BrokerUnavailable):
+        lonely.publish(name, [Outgoing(envelope())])
+    with standin(port=port):
+        lonely.publish(name, [Outgoing(envelope(8))])
+        assert [number_of(d) for d in take(lonely, name, 1)] == [8]
+        lonely.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "servicebus://namespace/q",
+        "servicebus://name@namespace/q",
+        "servicebus://namespace/q?connection_string_env=SHINAR_NO_SUCH_THING",
+        "servicebus://namespace/q?lease_s=0",
+    ],
+)
+def test_settings_that_cannot_be(url):
+    with pytest.raises(ConfigError):
+        connect(url)
+
+
+def test_a_connection_string_from_the_environment(server, name, monkeypatch):
+    monkeypatch.setenv(
+        "SHINAR_TEST_SB",
+        f"Endpoint=sb://127.0.0.1:{server.port};SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true",
+    )
+    broker = connect(f"servicebus://any/{name}?connection_string_env=SHINAR_TEST_SB")
+    broker.publish(name, [Outgoing(envelope(3))])
+    assert [number_of(d) for d in take(broker, name, 1)] == [3]
+    broker.close()
+    monkeypatch.setenv("SHINAR_TEST_SB", "Endpoint=nonsense;SharedAccessKey=very-hush")
+    with pytest.raises(ConfigError) as caught:
+        connect(f"servicebus://any/{name}?connection_string_env=SHINAR_TEST_SB")
+    assert "hush" not in str(caught.value)
+
+
+def test_the_public_sdk_and_we_read_each_other(server, broker, name):
+    with raw_client(server.port) as client:
+        sdk = AsbTransport(client=client)
+        body = envelope(4)
+        sdk.publish(name, body.decode())
+        (got,) = take(broker, name, 1)
+        assert got.body == body
+        assert dict(got.properties) == {
+            "bq-schema-version": 1,
+            "bq-source-lang": "python",
+            "bq-created-at": 1749132727000,
+        }
+        assert broker.ack([got]) == ()
+        broker.publish(name, [Outgoing(body)])
+        received = sdk.pop(name, 10)
+        assert received.body.encode() == body
+        sdk.ack(received)
+        sdk.close()
