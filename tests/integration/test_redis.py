@@ -1,0 +1,468 @@
+"""Redis against a real server: what the contract suite cannot ask of every broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import redis
+from babelqueue import BabelQueue
+from babelqueue.redis_transport import RedisTransport
+
+import servers
+from shinar.brokers import Outgoing, connect
+from shinar.brokers.redis_queue import Reservation, Settings, open_queue
+from shinar.clock import PinnedClock
+from shinar.envelope import build, encode, retry_copy
+from shinar.errors import (
+    AccessDenied,
+    BrokerFull,
+    BrokerUnavailable,
+    ProtocolViolation,
+    ShinarError,
+    Unsupported,
+)
+
+URN = "urn:babel:orders:created"
+LAYOUTS = ["processing", "laravel"]
+pytestmark = pytest.mark.live("redis")
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def raw(server: servers.Server) -> Iterator[redis.Redis]:
+    with closing(redis.Redis.from_url(server.url)) as client:
+        yield client
+
+
+def ready_key(queue: str, layout: str) -> str:
+    return f"queues:{queue}" if layout == "laravel" else queue
+
+
+def outgoing(n: int = 0) -> Outgoing:
+    return Outgoing(encode(build(URN, {"n": n, "empty": [], "text": "a/b ☃", "big": 12345678901234567})))
+
+
+# -- other people's code on the same queue
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_public_sdk_sends_and_we_consume(server, raw, queue, layout):
+    theirs = BabelQueue(transport=RedisTransport(server.url, laravel_compat=layout == "laravel"), queue=queue)
+    for n in range(5):
+        theirs.publish(URN, {"n": n, "text": "größe/✓"})
+    stored = raw.lrange(ready_key(queue, layout), 0, -1)
+    with closing(connect(f"{server.url}?layout={layout}")) as ours:
+        got = ours.reserve(queue, 10, 0.0)
+        assert [d.body for d in got] == stored
+        assert ours.ack(got) == ()
+        assert (ours.depth(queue).ready, ours.depth(queue).reserved) == (0, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_we_send_and_the_public_sdk_consumes(server, raw, queue, layout):
+    with closing(connect(f"{server.url}?layout={layout}")) as ours:
+        ours.publish(queue, [outgoing(n) for n in range(5)])
+        theirs = BabelQueue(
+            transport=RedisTransport(server.url, laravel_compat=layout == "laravel"), queue=queue
+        )
+        seen: list[int] = []
+        theirs.handler(URN)(lambda data, meta: seen.append(data["n"]))
+        theirs.consume(max_messages=5, timeout=0.1)
+        assert seen == [0, 1, 2, 3, 4]
+        assert ours.depth(queue).ready == ours.depth(queue).reserved == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_message_the_public_sdk_left_behind_is_recovered_by_us(server, queue, layout):
+    transport = RedisTransport(server.url, laravel_compat=layout == "laravel", retry_after=0)
+    with closing(connect(f"{server.url}?layout={layout}")) as ours:
+        message = outgoing()
+        ours.publish(queue, [message])
+        assert transport.pop(queue, 0.0) is not None  # and it dies with it
+        (got,) = ours.reserve(queue, 1, 5.0)
+        assert json.loads(got.body)["data"]["n"] == 0
+        ours.ack([got])
+
+
+def test_headers_travel_both_ways_in_the_shared_frame(server, queue):
+    transport = RedisTransport(server.url)
+    headers = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "x-note": "größe"}
+    message = outgoing()
+    with closing(connect(server.url)) as ours:
+        ours.publish(queue, [Outgoing(message.body, headers=headers)])
+        theirs = transport.pop(queue, 0.0)
+        assert theirs.body.encode() == message.body
+        assert theirs.headers == headers
+        transport.ack(theirs)
+        transport.publish_with_headers(queue, message.body.decode(), headers)
+        (got,) = ours.reserve(queue, 1, 0.0)
+        assert (got.body, dict(got.headers)) == (message.body, headers)
+        assert ours.ack([got]) == ()
+
+
+def test_a_dead_letter_of_ours_is_read_by_the_public_sdk(server, queue):
+    with closing(connect(server.url)) as ours:
+        ours.publish(queue, [outgoing()])
+        (got,) = ours.reserve(queue, 1, 0.0)
+        ours.move(f"{queue}.dlq", [(got, Outgoing(got.body))])
+    assert RedisTransport(server.url).pop(f"{queue}.dlq", 0.0).body.encode() == got.body
+
+
+# -- the laravel layout keeps bytes
+
+
+@pytest.mark.parametrize(
+    ("stored", "reserved"),
+    [
+        (b'{"a":[],"n":12345678901234567,"u":"x\\/y","attempts":0}', b"1}"),
+        (b'{"attempts": 9 ,"a":{}}', None),
+        (b'{"data":{"attempts":5},"attempts":1,"z":[{"attempts":7}]}', None),
+        (b'{"s":"\\"attempts\\":3","attempts":2}', None),
+        (b'{"\\u0061ttempts":4,"x":"}{]["}', None),
+        (b'{"attempts":1,"attempts":6}', None),
+        (b'{"e":"\\\\","attempts":0}', None),
+        (b'{"k\\"attempts":1,"attempts":0,"t":1}', None),
+        (b'{"attempts":8,"k\\"attempts":1}', None),
+    ],
+)
+def test_counting_changes_the_digits_and_nothing_else(server, raw, queue, stored, reserved):
+    subject = open_queue(raw, queue, PinnedClock(), Settings(layout="laravel"))
+    subject.push([stored])
+    found = subject.reserve_one()
+    assert found.raw == stored
+    before, after = json.loads(stored), json.loads(found.handle)
+    assert after["attempts"] == before["attempts"] + 1
+    assert {**after, "attempts": 0} == {**before, "attempts": 0}
+    assert len(found.handle) - len(stored) in (0, 1)
+    assert found.counted
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"nonsense", b"[]", b"7", b'{"attempts":"1"}', b'{"attempts":0,"n":1e400}', b"\xff"]
+)
+def test_what_cannot_be_counted_is_reserved_as_it_is_and_marked(server, queue, stored):
+    with closing(connect(f"{server.url}?layout=laravel")) as broker:
+        broker.publish(queue, [Outgoing(stored)])
+        (got,) = broker.reserve(queue, 1, 0.0)
+        assert got.body == stored
+        assert got.properties == {"uncounted": True}
+        assert broker.ack([got]) == ()
+
+
+def test_identical_messages_are_all_delivered(server, queue):
+    """The sorted set holds a member once; the second copy waits until the first is settled."""
+    with closing(connect(f"{server.url}?layout=laravel")) as broker:
+        message = outgoing()
+        broker.publish(queue, [message] * 3)
+        for left in (2, 1, 0):
+            got = broker.reserve(queue, 3, 1.0)
+            assert [d.body for d in got] == [message.body]
+            assert broker.depth(queue).ready == left
+            assert broker.ack(got) == ()
+        broker.publish(queue, [Outgoing(message.body, delay_s=60)] * 2)
+        assert (broker.depth(queue).ready, broker.depth(queue).delayed) == (1, 1)
+
+
+def test_a_waiting_reserve_does_not_spin_while_a_twin_is_out(server, raw, queue):
+    with closing(connect(f"{server.url}?layout=laravel")) as broker:
+        broker.publish(queue, [outgoing()] * 1)
+        (held,) = broker.reserve(queue, 1, 0.0)
+        broker.publish(queue, [Outgoing(held.body)])
+        before = raw.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+        assert broker.reserve(queue, 1, 1.0) == []
+        after = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+        assert after - before < 30
+        broker.ack([held])
+
+
+def test_a_late_release_touches_nothing(server, raw, queue):
+    clock = PinnedClock(1000.0)
+    for layout in LAYOUTS:
+        subject = open_queue(raw, queue, clock, Settings(layout=layout, retry_after_s=10))
+        subject.push([outgoing().body])
+        late = subject.reserve_one()
+        clock.advance(11)
+        current = subject.reserve_one()
+        assert subject.release(late, 5.0, retry_copy(late.raw)) is False
+        assert subject.dead_letter(late, b"record") is False
+        assert subject.depth() == (0, 1, 0)
+        assert subject.ack(current) is True
+        assert subject.depth() == (0, 0, 0)
+
+
+def test_laravel_headers_are_dropped_but_never_the_replay_mark(server, queue):
+    with closing(connect(f"{server.url}?layout=laravel")) as broker:
+        broker.publish(queue, [Outgoing(outgoing().body, headers={"traceparent": "x"})])
+        with pytest.raises(Unsupported):
+            broker.publish(queue, [Outgoing(outgoing().body, headers={"bq-replay-bypass": "1"})])
+        assert len(broker.reserve(queue, 5, 0.0)) == 1
+
+
+# -- dead workers
+
+WORKER = """
+import os, signal, sys
+from shinar.brokers import connect
+broker = connect(sys.argv[1])
+got = broker.reserve(sys.argv[2], 7, 5.0)
+broker.ack(got[:2])
+print(len(got), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_killed_worker_held_goes_to_the_next(server, queue, layout):
+    url = f"{server.url}?layout={layout}&lease_s=2"
+    with closing(connect(url)) as broker:
+        sent = [outgoing(n) for n in range(10)]
+        broker.publish(queue, sent)
+        done = subprocess.run([sys.executable, "-c", WORKER, url, queue], stdout=subprocess.PIPE, check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert done.stdout.strip() == b"7"
+        seen: list[int] = []
+        while len(seen) < 8 and (got := broker.reserve(queue, 10, 6.0)):
+            seen += [json.loads(d.body)["data"]["n"] for d in got]
+            broker.ack(got)
+        assert sorted(seen) == list(range(2, 10))
+        assert broker.depth(queue).reserved == 0
+
+
+# -- waiting
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_plain_push_by_anybody_wakes_a_waiting_reserve(server, raw, queue, layout):
+    """No token, no cooperation: just RPUSH, as any other SDK or a shell would."""
+    with closing(connect(f"{server.url}?layout={layout}")) as broker:
+        broker.reserve(queue, 1, 0.1)
+        before = raw.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+        timer = threading.Timer(0.4, raw.rpush, (ready_key(queue, layout), outgoing().body))
+        timer.start()
+        (got,) = broker.reserve(queue, 1, 20.0)
+        timer.join()
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 4, "woken, not polling"
+        broker.ack([got])
+
+
+def test_without_the_right_to_track_it_still_waits(server, raw, queue):
+    user = f"u{uuid.uuid4().hex[:8]}"
+    raw.acl_setuser(
+        user, enabled=True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=["-client"]
+    )
+    try:
+        url = server.url.replace("redis://", f"redis://{user}:secret@")
+        with closing(connect(url)) as broker:
+            timer = threading.Timer(0.4, raw.rpush, (queue, b"x"))
+            timer.start()
+            assert [d.body for d in broker.reserve(queue, 1, 20.0)] == [b"x"]
+            timer.join()
+    finally:
+        raw.acl_deluser(user)
+
+
+# -- trouble
+
+
+def test_a_wrong_password_is_told_and_not_shown(server, raw):
+    user = f"u{uuid.uuid4().hex[:8]}"
+    raw.acl_setuser(user, enabled=True, passwords=["+right"], keys=["*"], categories=["+@all"])
+    try:
+        with pytest.raises(AccessDenied) as caught:
+            connect(server.url.replace("redis://", f"redis://{user}:wr0ng-secret@"))
+        assert "wr0ng-secret" not in f"{caught.value!r} {caught.value.__cause__!r}"
+    finally:
+        raw.acl_deluser(user)
+
+
+def test_a_user_without_rights_is_told(server, raw, queue):
+    user = f"u{uuid.uuid4().hex[:8]}"
+    raw.acl_setuser(user, enabled=True, passwords=["+x"], keys=["other*"], categories=["+@all"])
+    try:
+        with closing(connect(server.url.replace("redis://", f"redis://{user}:x@"))) as broker:
+            with pytest.raises(AccessDenied):
+                broker.publish(queue, [outgoing()])
+    finally:
+        raw.acl_deluser(user)
+
+
+def test_nobody_there():
+    with pytest.raises(BrokerUnavailable):
+        connect("redis://127.0.0.1:1/0/orders")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_key_of_another_type_loses_nothing(server, raw, queue, layout):
+    with closing(connect(f"{server.url}?layout={layout}")) as broker:
+        broker.publish(queue, [outgoing(n) for n in range(3)])
+        suffix = ":reserved" if layout == "laravel" else ":processing"
+        raw.set(ready_key(queue, layout) + suffix, "mine")
+        with pytest.raises(ProtocolViolation):
+            broker.reserve(queue, 3, 0.0)
+        assert raw.llen(ready_key(queue, layout)) == 3
+        raw.delete(ready_key(queue, layout) + suffix)
+        assert len(broker.reserve(queue, 3, 0.0)) == 3
+
+
+def test_a_push_whose_answer_is_late_is_not_sent_twice(server, raw, queue):
+    with closing(connect(f"{server.url}?timeout_s=0.3")) as broker:
+        server.pause()
+        try:
+            with pytest.raises(BrokerUnavailable):
+                broker.publish(queue, [outgoing()])
+        finally:
+            server.resume()
+        # What was on the wire is read now; a second try of the client's would be, too.
+        broker.publish(queue, [outgoing()])
+        assert raw.llen(queue) == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_full_memory_is_told_and_consuming_goes_on(layout, queue):
+    own = private()
+    try:
+        client = redis.Redis.from_url(own.url)
+        with closing(client), closing(connect(f"{own.url}?layout={layout}")) as broker:
+            broker.publish(queue, [outgoing(n) for n in range(50)])
+            client.config_set("maxmemory", "1mb")
+            with pytest.raises(BrokerFull):
+                broker.publish(queue, [outgoing(n) for n in range(50)])
+            got = broker.reserve(queue, 100, 0.0)
+            assert len(got) == 50
+            assert broker.ack(got) == ()
+            client.config_set("maxmemory", "0")
+            broker.publish(queue, [outgoing()])
+            assert broker.depth(queue).ready == 1
+    finally:
+        own.stop()
+
+
+def test_after_a_restart_the_next_call_works_and_nothing_is_lost(queue):
+    own = private()
+    try:
+        with closing(connect(own.url)) as broker:
+            broker.publish(queue, [outgoing(n) for n in range(5)])
+            held = broker.reserve(queue, 2, 0.0)
+            own.stop()
+            with pytest.raises(BrokerUnavailable):
+                broker.publish(queue, [outgoing()])
+            with pytest.raises(BrokerUnavailable):
+                broker.reserve(queue, 1, 1.0)
+            own.start()
+            assert broker.ack(held) == (), "the reservation outlived the connection"
+            assert len(broker.reserve(queue, 9, 1.0)) == 3
+    finally:
+        own.stop()
+
+
+def test_a_server_that_goes_away_ends_the_wait(queue):
+    own = private()
+    try:
+        with closing(connect(own.url)) as broker:
+            broker.reserve(queue, 1, 0.1)
+            timer = threading.Timer(0.4, own.kill)
+            timer.start()
+            with pytest.raises(BrokerUnavailable):
+                broker.reserve(queue, 1, 60.0)
+            timer.join()
+    finally:
+        own.stop()
+
+
+def private() -> servers.Server:
+    try:
+        return servers.start_private("redis")
+    except servers.ServerMissing as exc:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(exc.reason)
+
+
+@pytest.mark.live("redis", tls=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tls(server, queue, layout):
+    options = f"layout={layout}&tls_ca={server.tls.ca}"
+    with closing(connect(f"{server.url}?{options}")) as broker:
+        broker.publish(queue, [outgoing()])
+        (got,) = broker.reserve(queue, 1, 2.0)
+        assert broker.ack([got]) == ()
+        assert broker.reserve(queue, 1, 0.3) == []
+    with pytest.raises(BrokerUnavailable):
+        connect(f"{server.url}?layout={layout}")
+
+
+# -- cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[str]:
+    """A real cluster of one node: it owns every slot and still refuses to mix them."""
+    program = servers.process.find_program("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed")
+    port, home = servers.process.free_port(), tmp_path_factory.mktemp("cluster")
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(home), "--save", ""]
+    node = subprocess.Popen([program, *options, "--cluster-enabled", "yes"], stdout=subprocess.DEVNULL)
+    client = redis.Redis(port=port)
+    try:
+        until(lambda: client.ping())
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+        yield f"redis://127.0.0.1:{port}/"
+    finally:
+        client.close()
+        node.terminate()
+        node.wait()
+
+
+def until(check, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if check():
+                return
+        except redis.RedisError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("the cluster does not come up")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("option", ["cluster=1", "hash_tags=1"])
+def test_a_cluster(cluster, queue, layout, option):
+    with closing(connect(f"{cluster}?{option}&layout={layout}")) as broker:
+        broker.publish(queue, [outgoing(n) for n in range(1500)])
+        got = broker.reserve(queue, 4, 0.0)
+        assert len(got) == 4
+        assert broker.move(f"{queue}.dlq", [(got[0], Outgoing(b'{"attempts":1}'))]) == ()
+        assert broker.move(f"{queue}-other", [(got[1], Outgoing(b'{"attempts":2}'))]) == ()
+        assert broker.move(f"{queue}-other", [(got[1], Outgoing(b'{"attempts":2}'))]) == (got[1],)
+        assert broker.release(got[2:3], 60.0) == ()
+        assert broker.ack(got[3:]) == ()
+        assert broker.depth(queue).ready == 1496
+        assert [broker.depth(f"{queue}{s}").ready for s in (".dlq", "-other")] == [1, 1]
+
+
+def test_without_hash_tags_a_cluster_refuses_and_says_so(cluster, queue):
+    with closing(connect(cluster)) as broker, pytest.raises(ShinarError, match="slot"):
+        broker.reserve(queue, 1, 0.0)
+
+
+def test_receipts_are_plain_values():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(Reservation(b"raw", b"handle", 5))) == Reservation(b"raw", b"handle", 5)
