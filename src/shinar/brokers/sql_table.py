@@ -75,7 +75,7 @@ class Statements:
             # MATERIALIZED: a plan that ran the inner select twice would lock more rows than it returns.
             "take": f"WITH picked AS MATERIALIZED (SELECT id {due} {{skip}}) UPDATE {table} "
             "SET token = %s, available_at = %s, deliveries = deliveries + 1 "
-            f"WHERE id IN (SELECT id FROM picked) RETURNING {columns.format(less=' - 1')}"
+            f"WHERE id IN (SELECT id FROM picked){{relax}} RETURNING {columns.format(less=' - 1')}"
             if dialect.returning
             else "",
             "pick": f"SELECT {columns.format(less='')} {due} {{skip}}",
