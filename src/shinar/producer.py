@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from shinar.brokers import Broker, BrokerUrl, Facts, Outgoing, connect, parse
 from shinar.clock import SYSTEM, Clock
@@ -16,6 +19,16 @@ from shinar.observe import Metrics
 BATCH: Final = 500
 
 Validate = Callable[[str, dict[str, Any]], None]
+
+
+class Tracing(Protocol):
+    """What a producer needs of shinar.telemetry.Telemetry."""
+
+    def active_trace_id(self) -> str | None: ...
+
+    def sending(
+        self, queue: str, messages: Sequence[Message]
+    ) -> AbstractContextManager[Sequence[Mapping[str, str]]]: ...
 
 
 class Producer:
@@ -32,6 +45,7 @@ class Producer:
         queue: str = "",
         strict: bool = False,
         validate: Validate | None = None,
+        telemetry: Tracing | None = None,
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -39,6 +53,7 @@ class Producer:
         self._queue = queue or parsed.queue
         self._strict = strict
         self._validate = validate
+        self._telemetry = telemetry
         self._clock = clock
         self.metrics = metrics or Metrics()
         self._broker: Broker = connect(parsed, clock)
@@ -57,6 +72,7 @@ class Producer:
     ) -> Message:
         """Send one message, given as a URN and its data, or as an object that has both."""
         target = self._target(queue)
+        trace_id = trace_id or self._active_trace_id()
         if isinstance(message, str):
             built = build(
                 message,
@@ -66,11 +82,11 @@ class Producer:
                 meta=meta,
                 clock=self._clock,
             )
-        elif data is not None or trace_id is not None or meta:
-            raise ContractError("data, trace_id and meta belong to a URN; a message object brings its own")
+        elif data is not None or meta:
+            raise ContractError("data and meta belong to a URN; a message object brings its own")
         else:
             built = build_from(message, queue=target, clock=self._clock)
-        self._publish(target, [self.outgoing(built, headers=headers, key=key, delay_s=delay_s)])
+        self._publish(target, [self.outgoing(built, headers=headers, key=key, delay_s=delay_s)], [built])
         return built
 
     def send_many(
@@ -86,18 +102,19 @@ class Producer:
         target = self._target(queue)
         sent: list[Message] = []
         batch: list[Outgoing] = []
+        trace_id = self._active_trace_id()
         for item in messages:
             if isinstance(item, tuple):
-                built = build(item[0], item[1], queue=target, clock=self._clock)
+                built = build(item[0], item[1], queue=target, trace_id=trace_id, clock=self._clock)
             else:
                 built = build_from(item, queue=target, clock=self._clock)
             batch.append(self.outgoing(built, headers=headers, delay_s=delay_s))
             sent.append(built)
             if len(batch) == BATCH:
-                self._publish(target, batch)
+                self._publish(target, batch, sent[-BATCH:])
                 batch = []
         if batch:
-            self._publish(target, batch)
+            self._publish(target, batch, sent[-len(batch) :])
         return sent
 
     def send_bodies(
@@ -112,7 +129,7 @@ class Producer:
         target = self._target(queue)
         batch = [Outgoing(body, headers=dict(headers or {}), delay_s=delay_s) for body in bodies]
         if batch:
-            self._publish(target, batch)
+            self._publish(target, batch, ())
         return len(batch)
 
     def outgoing(
@@ -148,9 +165,18 @@ class Producer:
             facts=facts(message),
         )
 
-    def _publish(self, queue: str, batch: list[Outgoing]) -> None:
-        self._broker.publish(queue, batch)
+    def _publish(self, queue: str, batch: list[Outgoing], messages: Sequence[Message]) -> None:
+        if self._telemetry is None or not messages:
+            self._broker.publish(queue, batch)
+        else:
+            with self._telemetry.sending(queue, messages) as headers:
+                pairs = zip(batch, headers, strict=True)
+                traced = [msgspec.structs.replace(m, headers={**m.headers, **h}) for m, h in pairs]
+                self._broker.publish(queue, traced)
         self.metrics.add("shinar_sent_total", len(batch), queue=queue)
+
+    def _active_trace_id(self) -> str | None:
+        return None if self._telemetry is None else self._telemetry.active_trace_id()
 
     def _target(self, queue: str) -> str:
         target = queue or self._queue

@@ -54,7 +54,7 @@ class Writing:
 def entry(writing: Writing, message: Outgoing, origin: Delivery | None = None) -> tuple[Entry, int]:
     """The entry and the bytes it counts for. `origin` is given for a copy of a delivery."""
     headers = project("sqs", message).headers
-    attributes = _attributes(headers, copy=origin is not None)
+    attributes = attributes_of(headers, copy=origin is not None)
     made: Entry = {"MessageBody": _text(message.body), "MessageAttributes": attributes}
     delay_s = publish_delay_s(writing.fifo, message.delay_s)
     if delay_s:
@@ -125,7 +125,7 @@ def _text(body: bytes) -> str:
     return text
 
 
-def _attributes(headers: Mapping[str, Any], *, copy: bool) -> Entry:
+def attributes_of(headers: Mapping[str, Any], *, copy: bool) -> Entry:
     made: Entry = {}
     for name, value in headers.items():
         ours = name in TABLES["sqs"]

@@ -29,6 +29,7 @@ from shinar.envelope import classify as classify_body
 from shinar.envelope import copies as copy
 from shinar.errors import ContractError
 from shinar.idempotency import MemoryStore
+from shinar.schemas import conforms
 from shinar.settlement import Action, Backoff, Event, Policy, decide, if_write_fails, reconcile, speaks
 from shinar.settlement import kafka as tiers
 from shinar.settlement import redis as redis_rules
@@ -53,9 +54,9 @@ def hello(args: Args) -> Answer:
 
 def produce(args: Args) -> Answer:
     options = {name: args[name] for name in ("queue", "trace_id") if name in args}
-    entries = args.get("meta_entries", args.get("meta", ()))
-    if not isinstance(entries, dict):
-        entries = [(name, value) for name, value in entries]
+    entries: Any = args.get("meta") or ()
+    if "meta_entries" in args:
+        entries = [(name, value) for name, value in args["meta_entries"]]
     message = build(args["urn"], args["data"], meta=entries, **options)
     if args.get("extras_meta"):
         extra = {**(message.meta.extra or {}), **args["extras_meta"]}
@@ -117,8 +118,6 @@ def poison_record(args: Args) -> Answer:
 
 
 def validate(args: Args) -> Answer:
-    from shinar.schemas import conforms
-
     return {"valid": conforms(args["schema"], args["data"])}
 
 
@@ -165,9 +164,9 @@ def project(args: Args) -> Answer:
     headers, properties = dict(made.headers), dict(made.properties)
     match binding:
         case "sqs":
-            from shinar.brokers.sqs_wire import attributes
+            from shinar.brokers.sqs_wire import attributes_of
 
-            return {"message_attributes": attributes(headers)}
+            return {"message_attributes": attributes_of(headers, copy=False)}
         case "asb":
             return {"message": properties, "application_properties": headers}
         case "pulsar":
