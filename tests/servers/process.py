@@ -70,6 +70,8 @@ class Plan:
     user: str | None = None
     #: Non-empty for a stand-in: what it is, and what it cannot show.
     note: str = ""
+    #: Whether its data outlive a restart.
+    durable: bool = True
     #: For a server that chooses its own port: where it writes its URL, at each start anew.
     url_file: Path | None = None
     #: Ends the server politely.
@@ -100,6 +102,11 @@ class Server:
     @property
     def note(self) -> str:
         return self._plan.note
+
+    @property
+    def durable(self) -> bool:
+        """Whether its data outlive a restart; False for some stand-ins."""
+        return self._plan.durable
 
     @property
     def url(self) -> str:
@@ -253,9 +260,14 @@ def free_port() -> int:
 def talk(port: int, say: bytes, expect: bytes) -> bool:
     """Readiness probe: does the server on that port answer `say` with something beginning with `expect`?"""
     with socket.create_connection(("127.0.0.1", port), timeout=2.0) as link:
-        if say:
-            link.sendall(say)
-        return link.recv(len(expect) or 1).startswith(expect)
+        link.sendall(say)
+        return link.recv(len(expect)).startswith(expect)
+
+
+def listens(port: int) -> bool:
+    """Readiness probe for a server that is ready when it listens."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0):
+        return True
 
 
 def new_home(name: str) -> Path:

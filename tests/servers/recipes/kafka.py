@@ -115,5 +115,6 @@ def mock_plan(home: Path, tls: Certificates | None, missing: ServerMissing) -> P
         port=0,
         version="librdkafka mock cluster",
         note="stands in for Kafka: no durability, no CreateTopics, aborted transactions are visible",
+        durable=False,
         ready=address.exists,
     )

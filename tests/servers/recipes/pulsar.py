@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from servers.jars import JVM, java, version_of
-from servers.process import Plan, ServerMissing, free_port, talk
+from servers.process import Plan, ServerMissing, free_port, listens
 from servers.tls import Certificates
 
 #: What Pulsar's own start script opens to itself.
@@ -131,5 +131,5 @@ def lite_plan(home: Path, tls: Certificates | None, missing: ServerMissing) -> P
         port=port,
         version=f"pulsar-lite {importlib.metadata.version('pulsar-lite')}",
         note="stands in for Pulsar: deliver_after is ignored, no admin interface",
-        ready=partial(talk, port, b"", b""),
+        ready=partial(listens, port),
     )
