@@ -39,7 +39,7 @@ class Telemetry:
         return str(uuid.UUID(int=context.trace_id)) if context.is_valid else None
 
     @contextmanager
-    def sending(self, queue: str, messages: Sequence[Message]) -> Iterator[list[Mapping[str, str]]]:
+    def sending(self, queue: str, messages: Sequence[Message]) -> Iterator[Sequence[Mapping[str, str]]]:
         """Yields the trace headers of each message; a failed publish is recorded and passes through."""
         kinds = self._trace.SpanKind
         if len(messages) == 1:
@@ -55,7 +55,7 @@ class Telemetry:
             ) as span:
                 headers.append(self._headers())
                 links.append(self._trace.Link(span.get_span_context()))
-        batch = {
+        batch: dict[str, Any] = {
             "messaging.system": SYSTEM,
             "messaging.operation.type": "send",
             "messaging.operation.name": "send",
