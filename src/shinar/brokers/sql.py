@@ -182,8 +182,11 @@ class SqlBroker:
         while left is None or left > 0:
             page = BROWSE_PAGE if left is None else min(left, BROWSE_PAGE)
             with self._database.statement(queue) as cursor:
-                cursor.execute(self._sql.browse, (queue, last_id, at_ms, at_ms, after_id, page))
-                rows = cursor.fetchall()
+                cursor.execute(self._sql.browse_same, (queue, last_id, at_ms, after_id, page))
+                rows = list(cursor.fetchall())
+                if len(rows) < page:
+                    cursor.execute(self._sql.browse_later, (queue, last_id, at_ms, page - len(rows)))
+                    rows += cursor.fetchall()
             now_ms = self._database.clock.epoch_ms()
             for row in rows:
                 yield _delivery(row, queue, now_ms)

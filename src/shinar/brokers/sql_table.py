@@ -62,12 +62,14 @@ class Statements:
     hidden: str
     oldest: str
     last: str
-    browse: str
+    browse_same: str
+    browse_later: str
 
     @classmethod
     def of(cls, dialect: Dialect, table: str) -> Statements:
         due = f"FROM {table} WHERE queue = %s AND available_at <= %s ORDER BY available_at, id LIMIT %s"
         columns = "id, available_at, deliveries{less}, headers, ordering_key, body"
+        look = f"SELECT {columns.format(less='')} FROM {table} WHERE queue = %s AND id <= %s"
         texts = {
             # Marks only between the brackets: pymysql joins rows into one statement for that form alone.
             "insert": f"INSERT INTO {table} (queue, available_at, created_at, headers, ordering_key, body) "
@@ -92,8 +94,9 @@ class Statements:
             "hidden": f"SELECT COUNT(*), COUNT(token) FROM {table} WHERE queue = %s AND available_at > %s",
             "oldest": f"SELECT created_at FROM {table} WHERE queue = %s ORDER BY available_at, id LIMIT 1",
             "last": f"SELECT COALESCE(MAX(id), 0) FROM {table}",
-            "browse": f"SELECT {columns.format(less='')} FROM {table} WHERE queue = %s AND id <= %s AND "
-            "(available_at > %s OR (available_at = %s AND id > %s)) ORDER BY available_at, id LIMIT %s",
+            # Two plain ranges instead of one comparison of pairs, which not every database can index.
+            "browse_same": f"{look} AND available_at = %s AND id > %s ORDER BY id LIMIT %s",
+            "browse_later": f"{look} AND available_at > %s ORDER BY available_at, id LIMIT %s",
         }
         return cls(**{name: dialect.render(text) for name, text in texts.items()})
 
