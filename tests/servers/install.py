@@ -127,13 +127,12 @@ def install_jars(name: str) -> str:
 
 def pin(name: str) -> str:
     """A digest of what the pom asks for that server, and of nothing else in it."""
-    space = {"m": "http://maven.apache.org/POM/4.0.0"}
     root = ElementTree.parse(POM).getroot()
-    profile = root.find(f"m:profiles/m:profile[m:id='{name}']", space)
+    profile = root.find(f"profiles/profile[id='{name}']")
     assert profile is not None
     asked = ElementTree.tostring(profile, encoding="unicode")
-    for setting in root.iterfind("m:properties/*", space):
-        asked = asked.replace(f"${{{setting.tag.rpartition('}')[2]}}}", setting.text or "")
+    for setting in root.iterfind("properties/*"):
+        asked = asked.replace(f"${{{setting.tag}}}", setting.text or "")
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
