@@ -289,6 +289,42 @@ def test_browse_pages_through_everything_and_skips_what_is_scheduled(broker, nam
     assert next(iter(broker.browse(name))).receipt is None
 
 
+def test_sessions_keep_the_order_of_a_key_and_belong_to_one_consumer(name):
+    with standin() as port, opened(port, "sessions=1") as one, opened(port, "sessions=1") as two:
+        assert one.traits.ordered
+        one.publish(name, [Outgoing(envelope(n), key=b"k%d" % (n % 2)) for n in range(10)])
+        first, second = one.reserve(name, 10, 5), two.reserve(name, 10, 5)
+        for got in (first, second):
+            numbers = [number_of(d) for d in got]
+            assert numbers == sorted(numbers)
+            assert len({d.key for d in got}) == 1
+        assert {d.key for d in first}.isdisjoint({d.key for d in second})
+        assert one.extend(first, 5) == ()
+        assert one.ack(first[1:]) == ()
+        assert one.release(first[:1]) == ()
+        assert two.ack(first[:1]) == (first[0],), "another's session"
+        (again,) = one.reserve(name, 10, 5)
+        assert (again.body, again.native_count) == (first[0].body, 1)
+        assert one.ack([again]) == ()
+        assert two.ack(second) == ()
+        # nothing left: the sessions are let go, and a new one is taken when it comes
+        assert one.reserve(name, 10, 1) == []
+        one.publish(name, [Outgoing(envelope(77), key=b"new")])
+        assert [number_of(d) for d in two.reserve(name, 10, 10)] == [77]
+
+
+def test_a_lost_session_is_told_and_comes_again(name):
+    with standin("--lock", "2") as port, opened(port, "sessions=1") as broker:
+        broker.publish(name, [Outgoing(envelope(n), key=b"k") for n in range(2)])
+        lost = broker.reserve(name, 10, 5)
+        assert len(lost) == 2
+        time.sleep(2.5)
+        again = take(broker, name, 2)
+        assert [number_of(d) for d in again] == [0, 1]
+        assert broker.ack(lost) == tuple(lost)
+        assert broker.ack(again) == ()
+
+
 def test_wrong_key_and_missing_queue(name):
     with standin("--key", "the right one", "--only", "orders") as port:
         bad = connect(f"servicebus://me:very-hush@127.0.0.1:{port}?emulator=1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -15,7 +17,7 @@ import pytest
 from babelqueue import BabelQueue
 from babelqueue.sqs_transport import SqsTransport
 
-from servers import with_queue
+from servers import start_private, with_queue
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.registry import connect, parse
 from shinar.errors import (
@@ -385,3 +387,44 @@ def test_we_produce_and_the_public_sdk_consumes(opened, name, sdk):
     ][0]
     sent = {key: (spec["DataType"], spec["StringValue"]) for key, spec in raw["MessageAttributes"].items()}
     assert sent == {key: (spec["DataType"], spec["StringValue"]) for key, spec in made.items()}
+
+
+# -- a server that goes away
+
+
+def test_a_restart_of_the_server_loses_nothing(opened, name):
+    private = start_private("elasticmq")
+    try:
+        broker = opened.broker(name, url=private.url)
+        broker.publish(name, [Outgoing(envelope(number)) for number in range(30)])
+        private.stop()
+        with pytest.raises(BrokerUnavailable):
+            broker.publish(name, [Outgoing(envelope())])
+        with pytest.raises(BrokerUnavailable):
+            broker.reserve(name, 10, 0)
+        private.start()
+        broker.publish(name, [Outgoing(envelope(number)) for number in range(30, 40)])
+        assert sorted(number_of(d) for d in consume(broker, name, 40)) == list(range(40))
+    finally:
+        private.stop()
+
+
+def test_a_worker_killed_while_it_holds_messages_loses_none(opened, server, name):
+    program = (
+        "import sys, time\n"
+        "from shinar.brokers import connect\n"
+        "held = connect(sys.argv[1]).reserve(sys.argv[2], 20, 10)\n"
+        "print(len(held), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    broker = opened.broker(name)
+    broker.publish(name, [Outgoing(envelope(number)) for number in range(20)])
+    url = with_queue(server.url, name) + "&lease_s=2"
+    with subprocess.Popen([sys.executable, "-c", program, url, name], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        held = int(worker.stdout.readline())
+        worker.kill()
+    assert held > 0
+    got = consume(broker, name, 20)
+    assert sorted(number_of(d) for d in got) == list(range(20))
+    assert sum(d.native_count == 2 for d in got) == held

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,6 @@ class Queue:
         #: None for a dead-letter queue itself: from there nothing moves on.
         self.graveyard = graveyard
         self._sequences = itertools.count(1)
-        self._tokens = itertools.count(1)
         self._messages: dict[int, Stored] = {}
         self._ready: list[int] = []
         self._scheduled: list[tuple[int, int]] = []
@@ -141,7 +141,7 @@ class Queue:
 
     def _lock(self, message: Stored, now_ms: int) -> None:
         # 16 ASCII characters: proton reads a delivery tag as text, the SDK makes a UUID of it.
-        message.token = f"{next(self._tokens):016x}"
+        message.token = secrets.token_hex(8)
         message.locked_until_ms = now_ms + self.settings.lock_ms
         self._locked[message.token] = message
 
@@ -181,6 +181,12 @@ class Queue:
             return None
         message.locked_until_ms = now_ms + self.settings.lock_ms
         return message.locked_until_ms
+
+    def renew_session(self, session: str, now_ms: int) -> int:
+        for message in self._locked.values():
+            if message.session == session:
+                message.locked_until_ms = now_ms + self.settings.lock_ms
+        return now_ms + self.settings.lock_ms
 
     def _unlock(self, token: str, now_ms: int) -> Stored | None:
         message = self.holds(token, now_ms)

@@ -428,6 +428,8 @@ def manage(queue: Queue, operation: str, asked: dict[str, Any]) -> tuple[int, An
             if None in until:
                 return 410, None, LOCK_LOST
             return 200, {"expirations": Array(UNDESCRIBED, Data.TIMESTAMP, *map(timestamp, until))}, ""
+        case "renew-session-lock":
+            return 200, {"expiration": timestamp(queue.renew_session(asked["session-id"], at_ms))}, ""
         case "update-disposition":
             return settle_many(queue, asked, at_ms)
         case "schedule-message":

@@ -19,13 +19,23 @@ from shinar.brokers import servicebus_wire as wire
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.recent import Recent
 from shinar.brokers.servicebus_client import MAX_BODY_BYTES, driver_errors, open_client, renew, settle
+from shinar.brokers.servicebus_sessions import Sessions
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, PublishFailed, Unsupported
 from shinar.settlement.traits import Traits
 
 OPTIONS = frozenset(
-    {"aad", "connection_string_env", "dedup_window_s", "emulator", "lease_s", "max_body", "prefetch"}
+    {
+        "aad",
+        "connection_string_env",
+        "dedup_window_s",
+        "emulator",
+        "lease_s",
+        "max_body",
+        "prefetch",
+        "sessions",
+    }
 )
 
 #: LockDuration of a queue nobody configured.
@@ -44,13 +54,13 @@ def traits(url: BrokerUrl) -> Traits:
         key=True,
         max_body_bytes=int(url.number("max_body", MAX_BODY_BYTES, least=1)),
         dedup_window_s=url.number("dedup_window_s", 0) or None,
-        # The SDK hands back what reaches an idle receiver, and it comes again out of turn.
-        ordered=False,
+        # Without sessions the SDK hands back what reaches an idle receiver, and it comes again out of turn.
+        ordered=url.flag("sessions"),
         attempts="max",
         count_base=0,
         gate_property="bq-schema-version",
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=1),
-        portable_receipts=True,
+        portable_receipts=not url.flag("sessions"),
         release_counts=True,
         release_delay=False,
         depth=False,
@@ -69,6 +79,7 @@ class ServiceBusBroker:
         self._clock = clock
         self._prefetch = int(url.number("prefetch", 0))
         self._client = open_client(url)
+        self._sessions = Sessions(self._client) if url.flag("sessions") else None
         self._senders: dict[str, ServiceBusSender] = {}
         self._receivers: dict[str, ServiceBusReceiver] = {}
         # A second ack of the same delivery is no lost lock.
@@ -107,6 +118,8 @@ class ServiceBusBroker:
         batch = sender.create_message_batch()
         count = 0
         for message in messages:
+            if self._sessions and message.session_id != messages[0].session_id:
+                break  # a batch is of one session
             try:
                 batch.add_message(message)
             except MessageSizeExceededError:
@@ -158,30 +171,34 @@ class ServiceBusBroker:
             reasons.setdefault(wire.dead_letter_reason(copy.headers), []).append(origin)
         for (reason, description), origins in reasons.items():
             bury = partial(settle, "suspended", reason=reason, description=description)
-            lapsed += self._each_queue(origins, bury)
+            lapsed += self._each_receiver(origins, bury)
         return tuple(lapsed)
 
     # -- consuming
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
-        receiver = self._receiver(queue)
         with driver_errors(queue):
-            # Opened apart, so that the time to connect is not taken from the wait.
-            receiver.__enter__()
-            found = receiver.receive_messages(max_message_count=limit, max_wait_time=max(wait_s, MIN_WAIT_S))
+            if self._sessions is not None:
+                found = self._sessions.receive(queue, limit, wait_s)
+            else:
+                receiver = self._receiver(queue)
+                # Opened apart, so that the time to connect is not taken from the wait.
+                receiver.__enter__()
+                found = receiver.receive_messages(limit, max(wait_s, MIN_WAIT_S))
         now_ms = self._clock.epoch_ms()
-        return [wire.delivery_of(queue, message, now_ms) for message in found]
+        lease_ms = int((self._traits.lease_s or 0) * 1000)
+        return [wire.delivery_of(queue, message, now_ms, lease_ms) for message in found]
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         left = [delivery for delivery in deliveries if delivery.receipt[0] not in self._completed]
-        lapsed = self._each_queue(left, partial(settle, "completed"))
+        lapsed = self._each_receiver(left, partial(settle, "completed"))
         gone = {delivery.receipt for delivery in lapsed}
         self._completed.update(delivery.receipt[0] for delivery in left if delivery.receipt not in gone)
         return lapsed
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
         if delay_s <= 0:
-            return self._each_queue(deliveries, partial(settle, "abandoned"))
+            return self._each_receiver(deliveries, partial(settle, "abandoned"))
         now_s = self._clock.epoch_s()
         lapsed: list[Delivery] = []
         for queue in {delivery.queue: None for delivery in deliveries}:
@@ -191,17 +208,25 @@ class ServiceBusBroker:
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         """Renews for the queue's LockDuration, whatever `lease_s` says: the service knows no other length."""
-        return self._each_queue(deliveries, renew)
+        return self._each_receiver(deliveries, renew)
 
-    def _each_queue(
+    def _each_receiver(
         self, deliveries: Sequence[Delivery], act: Callable[[ServiceBusReceiver, list[str]], set[str]]
     ) -> Lapsed:
-        lost: set[tuple[str, str]] = set()
-        for queue in {delivery.queue: None for delivery in deliveries}:
-            tokens = [delivery.receipt[0] for delivery in deliveries if delivery.queue == queue]
+        """`act` on the lock tokens of each queue, or of each session, and tell which were lost."""
+        places: dict[tuple[str, str], list[str]] = {}
+        for delivery in deliveries:
+            token, session = delivery.receipt
+            places.setdefault((delivery.queue, session if self._sessions else ""), []).append(token)
+        lost: set[str] = set()
+        for (queue, session), tokens in places.items():
+            holder = self._sessions.receiver(queue, session) if self._sessions else self._receiver(queue)
             with driver_errors(queue):
-                lost.update((queue, token) for token in act(self._receiver(queue), tokens))
-        return tuple(one for one in deliveries if (one.queue, one.receipt[0]) in lost)
+                lost.update(tokens if holder is None else act(holder, tokens))
+            if self._sessions and act is not renew:
+                self._sessions.settled(queue, session, tokens)
+        # Tokens are unique in the whole namespace.
+        return tuple(delivery for delivery in deliveries if delivery.receipt[0] in lost)
 
     # -- looking
 
@@ -216,7 +241,7 @@ class ServiceBusBroker:
             after = seen[-1].sequence_number or after
             ready = [message for message in seen if message.state is not ServiceBusMessageState.SCHEDULED]
             for message in ready[:left]:
-                yield wire.delivery_of(queue, message, now_ms, peeked=True)
+                yield wire.peeked(queue, message, now_ms)
             left = None if left is None else left - len(ready)
 
     def depth(self, queue: str) -> Depth:
@@ -225,8 +250,10 @@ class ServiceBusBroker:
 
     def close(self) -> None:
         # Locked messages come back when their locks end: closing a link does not unlock them.
-        handlers: list[Any] = [*self._senders.values(), *self._receivers.values(), self._client]
-        for handler in handlers:
+        handlers: list[Any] = [*self._senders.values(), *self._receivers.values()]
+        if self._sessions is not None:
+            handlers += self._sessions.receivers
+        for handler in [*handlers, self._client]:
             # A line that is dead already needs no goodbye.
             with suppress(BrokerUnavailable, OSError), driver_errors():
                 handler.close()

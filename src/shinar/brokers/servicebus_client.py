@@ -142,6 +142,14 @@ def settle(how: Disposition, receiver: ServiceBusReceiver, tokens: Sequence[str]
 
 
 def renew(receiver: ServiceBusReceiver, tokens: Sequence[str]) -> set[str]:
+    if receiver.session is not None:
+        # One lock for the whole session.
+        try:
+            receiver.session.renew_lock()
+        except SessionLockLostError:
+            return set(tokens)
+        return set()
+
     def request(part: Sequence[str]) -> None:
         receiver._renew_locks(*(uuid.UUID(token) for token in part))
 

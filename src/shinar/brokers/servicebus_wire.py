@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpMessageBodyType
 
@@ -70,23 +71,29 @@ def session_of(key: bytes | None) -> str | None:
     return text
 
 
-def delivery_of(
-    queue: str, message: ServiceBusReceivedMessage, now_ms: int, *, peeked: bool = False
-) -> Delivery:
+def delivery_of(queue: str, message: ServiceBusReceivedMessage, now_ms: int, lease_ms: int) -> Delivery:
+    """`lease_ms` is for messages that tell no end of their lock: those of a session."""
+    locked = None if message.locked_until_utc is None else int(message.locked_until_utc.timestamp() * 1000)
+    made = peeked(queue, message, now_ms)
+    return msgspec.structs.replace(
+        made,
+        receipt=(str(message.lock_token), message.session_id or ""),
+        lease_until_ms=locked or now_ms + lease_ms,
+    )
+
+
+def peeked(queue: str, message: ServiceBusReceivedMessage, now_ms: int) -> Delivery:
     found = {_text(name): value for name, value in (message.application_properties or {}).items()}
     earlier = found.pop(DELIVERIES, 0)
-    until = None if peeked else message.locked_until_utc
     session = message.session_id
     return Delivery(
         body=body_of(message),
         queue=queue,
-        receipt=None if peeked else (str(message.lock_token), session or ""),
         headers=user_headers(found),
         properties=contract_properties(found),
         key=session.encode() if session else None,
         native_count=(message.delivery_count or 0) + (earlier if isinstance(earlier, int) else 0),
         received_ms=now_ms,
-        lease_until_ms=int(until.timestamp() * 1000) if until else None,
         position=str(message.sequence_number or ""),
     )
 
