@@ -28,6 +28,8 @@ SCHEMES: Final = frozenset({"phpmq", "phpmqs", "phpmq+unix"})
 #: One publish frame: large enough to share a commit, small enough for the server's limits.
 CHUNK_MESSAGES: Final = 2_000
 CHUNK_BYTES: Final = 4 * 1024 * 1024
+#: What a message costs in a frame beside its body and headers, at most.
+ITEM_BYTES: Final = 64
 #: Publish frames on their way before the first confirmation is awaited.
 CHUNKS_IN_FLIGHT: Final = 8
 #: The server answers a reserve after at most this; a longer wait asks again.
@@ -85,7 +87,7 @@ class PhpmqBroker:
         confirmed = 0
         waiting: list[tuple[int, int]] = []
         try:
-            for chunk in _chunks(messages):
+            for chunk in _chunks(messages, client.welcome.max_payload_bytes):
                 request = ext.Publish(client.tag(), queue, [_item(one) for one in chunk], self._create)
                 waiting.append((client.send(request), len(chunk)))
                 if len(waiting) >= CHUNKS_IN_FLIGHT:
@@ -123,7 +125,7 @@ class PhpmqBroker:
         client = self._client()
         lapsed: set[Receipt] = set()
         begin = 0
-        for part in _chunks([copy for _, copy in copies]):
+        for part in _chunks([copy for _, copy in copies], client.welcome.max_payload_bytes):
             pairs = copies[begin : begin + len(part)]
             begin += len(part)
             moved = [
@@ -240,14 +242,18 @@ def _item(message: Outgoing) -> ext.Item:
     return ext.Item(message.body, extra, int(max(0.0, message.delay_s) * 1000))
 
 
-def _chunks(messages: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+def _chunks(messages: Sequence[Outgoing], max_payload_bytes: int) -> Iterator[Sequence[Outgoing]]:
     """The messages in frames of bounded size, in order."""
+    most = min(CHUNK_BYTES, max_payload_bytes // 2)
     begin = size = 0
     for index, message in enumerate(messages):
-        if index > begin and (size + len(message.body) > CHUNK_BYTES or index - begin >= CHUNK_MESSAGES):
+        cost = len(message.body) + ITEM_BYTES
+        if message.headers:
+            cost += sum(4 * (len(name) + len(value)) for name, value in message.headers.items())
+        if index > begin and (size + cost > most or index - begin >= CHUNK_MESSAGES):
             yield messages[begin:index]
             begin, size = index, 0
-        size += len(message.body)
+        size += cost
     if begin < len(messages):
         yield messages[begin:]
 

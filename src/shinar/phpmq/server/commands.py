@@ -26,10 +26,12 @@ MAX_BROWSE: Final = 1_000
 def send(connection: Connection, queue: str, bodies: list[tuple[bytes, int]]) -> None:
     if not _rights(connection).may_write(queue):
         raise ProtocolViolation(f"a plain client may not send to queue {queue}")
+    connection.spoke = True
     connection.hub.engine.send(queue, bodies)
 
 
 def plain(connection: Connection, message: Message) -> None:
+    connection.spoke = True
     match message:
         case Consume(queue, count):
             _consume(connection, queue, count)
@@ -91,12 +93,13 @@ def _held(connection: Connection, queue: str, id_: str) -> tuple[Consumer | None
 
 def _hello(connection: Connection, hello: ext.Hello) -> None:
     hub = connection.hub
-    if connection.extended or connection.frames > 1:
+    if connection.spoke:
         raise ProtocolViolation("hello comes first, and once")
     rights = hub.access.rights_of(hello.token) if hello.token else None
     if not connection.listener.token and not (hello.token and hub.access.tokens):
         rights = hub.access.plain
     connection.client = hello.client[:100]
+    connection.spoke = True
     if rights is None:
         connection.write(
             ext.pack(ext.Failure(0, "denied", "this listener asks for a token; none or a wrong one came"))

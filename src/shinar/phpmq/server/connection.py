@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol):
         self.unread_since_s: float | None = None
         self.since_s = hub.clock.monotonic_s()
         self.frames = 0
+        #: True once a message was carried out: a hello comes before that, or not at all.
+        self.spoke = False
         self._ttl_form = listener.dispatch_form == "ttl"
         self._prefixes: dict[tuple[str, bool], bytes] = {}
         self._decoder = Decoder(hub.options.limits)
@@ -190,7 +192,7 @@ class Connection(asyncio.Protocol):
 
     def cut_off(self, reason: Exception | str) -> None:
         """End this connection for good, and say why in the log."""
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         log.warning("client %s cut off: %s", self.peer, reason)
         kind = type(reason).__name__ if isinstance(reason, Exception) else str(reason)

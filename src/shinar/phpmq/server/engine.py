@@ -259,7 +259,7 @@ class Engine:
         """Held messages return to their places: key -> deliveries before the one that ended."""
         if taken:
             queue.give_back(taken)
-            self._freed(queue)
+            self.freed(queue)
 
     def forget(self, queue: Queue, taken: dict[int, int]) -> None:
         """Held messages leave the store."""
@@ -273,9 +273,10 @@ class Engine:
         queue.inflight -= count
         queue.row.messages -= count
         self._dirty.add(queue)
-        self._freed(queue)
+        self.freed(queue)
 
-    def _freed(self, queue: Queue) -> None:
+    def freed(self, queue: Queue) -> None:
+        """Somebody settled: there is credit again, perhaps for others too."""
         self._hot.add(queue)
         if self._starved:
             self._hot |= self._starved

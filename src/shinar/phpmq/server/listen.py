@@ -81,6 +81,7 @@ class Hub:
             )
             victim = silent or connection
             victim.cut_off("too many connections")
+            self.connections.discard(victim)
             if victim is connection:
                 return
         self.connections.add(connection)

@@ -102,6 +102,7 @@ def dead_letter(engine: Engine, consumer: Consumer, key: int) -> bool:
     consumer.queue.inflight -= 1
     consumer.queue.row.dead += 1
     engine.totals.dead += 1
+    engine.freed(consumer.queue)
     return True
 
 
