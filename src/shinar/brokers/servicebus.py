@@ -66,6 +66,7 @@ def traits(url: BrokerUrl) -> Traits:
         depth=False,
         poison_without_dlq="native",
         gated_without_dlq="native",
+        native_dlq_suffix=DEAD_LETTERS,
     )
 
 

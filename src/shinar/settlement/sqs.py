@@ -1,4 +1,4 @@
-"""What Amazon SQS allows: delays, visibility and the name of a dead-letter queue. Pure rules, no client."""
+"""What Amazon SQS allows: delays, visibility and names. Pure rules, no client."""
 
 from __future__ import annotations
 
@@ -41,11 +41,6 @@ def publish_delay_s(fifo: bool, seconds: float) -> int:
 def release_visibility_s(seconds: float) -> int:
     """VisibilityTimeout that hands a message back after `seconds`; more than SQS holds becomes its most."""
     return min(_whole(seconds), MAX_VISIBILITY_S)
-
-
-def dlq_name(queue: str, suffix: str = DLQ_SUFFIX) -> str:
-    base, fifo = (queue[: -len(FIFO)], FIFO) if is_fifo(queue) else (queue, "")
-    return f"{base}{suffix}{fifo}"
 
 
 def _whole(seconds: float) -> int:

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from shinar.errors import ContractError, Unsupported, UsageError
-from shinar.settlement.sqs import dlq_name, publish_delay_s, release_visibility_s
+from shinar.settlement.names import dead_letter_queue
+from shinar.settlement.sqs import DLQ_SUFFIX, publish_delay_s, release_visibility_s
+from shinar.settlement.traits import Traits
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(0, 0), (1, 1), (900, 900), (0.2, 1), (29.5, 30)])
@@ -45,8 +47,4 @@ def test_a_release_hides_up_to_twelve_hours(asked, hidden):
     [("orders", "orders-dlq"), ("orders.fifo", "orders-dlq.fifo"), ("a-b_c", "a-b_c-dlq")],
 )
 def test_dead_letter_names_have_no_dot(queue, name):
-    assert dlq_name(queue) == name
-
-
-def test_an_own_suffix_stands_before_fifo():
-    assert dlq_name("orders.fifo", "-failed") == "orders-failed.fifo"
+    assert dead_letter_queue(queue, Traits(name="sqs", dlq_suffix=DLQ_SUFFIX)) == name
