@@ -273,7 +273,7 @@ class KafkaBroker:
         """What this object has finished counts as consumed, also where the keeper is not done yet."""
         feed = self._feeds.get(queue)
         if feed is not None:
-            feed.commit()
+            feed.flush()
 
 
 def _held(deliveries: Sequence[Delivery]) -> list[Delivery]:

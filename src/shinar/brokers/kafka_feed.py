@@ -2,8 +2,9 @@
 
 The caller's thread polls when it wants records; a keeper thread commits what is finished and
 polls while the caller is busy, so that a long handler neither loses its partitions nor holds up
-a rebalance. Order of locks: `_polling` (a poll and the callbacks inside it), `_commits` (a commit
-on its way), `_state` (the bookkeeping; never held while the client works).
+a rebalance. Every call of the client happens under `_polling`: it lets one thread in at a time
+and runs our callbacks meanwhile. `_state` guards the bookkeeping and comes second; nobody holds it
+while calling the client.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ log = logging.getLogger(__name__)
 
 #: The keeper polls for a caller that has not for this long.
 _KEEP_ALIVE_S: Final = 0.5
+#: While a commit is unanswered: the answer is only heard in a poll.
+_ANSWER_S: Final = 0.02
+#: How long `flush` waits for it.
+_FLUSH_S: Final = 5.0
 #: Longest single wait inside the client, so that Ctrl-C and close are noticed.
 _SLICE_S: Final = 1.0
 #: Records the keeper may have taken ahead before it pauses the partitions.
@@ -46,7 +51,6 @@ class Feed:
         self._clock = clock
         self._watch = Watch()
         self._polling = threading.Lock()
-        self._commits = threading.Lock()
         self._state = threading.Lock()
         self._tracks: dict[int, Track] = {}
         #: Partitions taken away in a rebalance that may yet give them back (eager groups).
@@ -74,6 +78,7 @@ class Feed:
                 fault, self._fault = self._fault, None
                 raise fault
             with kafka_errors(self.topic, self._watch):
+                self._commit()
                 self._join(wait_s)
                 out = self._from_ahead(limit)
                 if len(out) < limit:
@@ -109,28 +114,18 @@ class Feed:
                     self._ahead.append(msgspec.structs.replace(delivery, receipt=fresh))
         return tuple(lapsed)
 
-    def commit(self) -> None:
-        """Store what is finished, now."""
-        with self._commits:
-            with self._state:
-                wanted = {track: track.position() for track in self._tracks.values()}
-            moved = {track: at for track, at in wanted.items() if at > track.committed and _passed(track, at)}
-            if not moved:
-                return
-            with kafka_errors(self.topic, self._watch):
-                self._consumer.commit(
-                    offsets=[TopicPartition(self.topic, track.number, at) for track, at in moved.items()],
-                    asynchronous=False,
-                )
-            for track, at in moved.items():
-                track.committed = at
+    def flush(self) -> None:
+        """Store what is finished and wait for the answer, as far as it comes."""
+        deadline = self._clock.monotonic_s() + _FLUSH_S
+        with self._polling, kafka_errors(self.topic, self._watch):
+            self._commit()
+            while self._unanswered() and self._clock.monotonic_s() < deadline:
+                self._ahead.extend(self._accept([self._consumer.poll(_ANSWER_S)]))
 
     def close(self) -> None:
         self._closed = True
         self._wake.set()
         self._keeper.join()
-        with contextlib.suppress(ShinarError):
-            self.commit()
         with kafka_errors(self.topic):
             self._consumer.close()
         self._drop(self._tracks)
@@ -140,6 +135,7 @@ class Feed:
         config = {
             **self._settings.common,
             "error_cb": self._watch.note,
+            "on_commit": self._on_commit,
             "group.id": self._settings.group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -187,6 +183,7 @@ class Feed:
         deadline = self._clock.monotonic_s() + wait_s
         while not out and (left_s := deadline - self._clock.monotonic_s()) > 0 and not self._closed:
             out = self._accept([self._consumer.poll(min(left_s, _SLICE_S))])
+            self._commit()  # again, if the last one failed
         if out and len(out) < limit:
             out += self._accept(self._consumer.consume(limit - len(out), 0))
         return out
@@ -239,6 +236,35 @@ class Feed:
             self._consumer.list_topics(self.topic, timeout=2.0)
         self._watch.clear()
 
+    # -- commits
+
+    def _commit(self) -> None:
+        """Ask the group to store what is finished. The answer comes by callback in a later poll."""
+        with self._state:
+            due = [(track, at) for track in self._tracks.values() if (at := track.due()) is not None]
+        if due:
+            self._consumer.commit(
+                offsets=[TopicPartition(self.topic, track.number, at) for track, at in due],
+                asynchronous=True,
+            )
+            for track, at in due:
+                track.sent = at
+
+    def _unanswered(self) -> bool:
+        with self._state:
+            return any(track.sent != track.committed for track in self._tracks.values())
+
+    def _on_commit(self, error: KafkaError | None, places: list[Any]) -> None:
+        with self._state:
+            for place in places:
+                track = self._tracks.get(place.partition)
+                if track is None:
+                    continue
+                if error is None and place.error is None:
+                    track.committed = max(track.committed, place.offset)
+                else:
+                    track.sent = track.committed  # ask again
+
     # -- rebalances (called by the client inside a poll)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
@@ -258,7 +284,8 @@ class Feed:
     def _start(self, place: Any) -> Any:
         """Where to read a partition from: where we stopped, if it only went round in a rebalance."""
         track = self._between.pop(place.partition, None)
-        if track is not None and track.committed == place.offset:
+        if track is not None and place.offset in (track.committed, track.sent):
+            track.committed = track.sent = place.offset
             self._tracks[place.partition] = track
             return TopicPartition(self.topic, place.partition, track.next_offset)
         if track is not None:
@@ -270,10 +297,7 @@ class Feed:
         )
 
     def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
-        try:
-            self.commit()
-        except ShinarError as exc:
-            log.warning("kafka %s: finished offsets not committed on revoke: %s", self.topic, exc)
+        self._commit_now(partitions)
         with self._state:
             gone = {place.partition: self._tracks.pop(place.partition, None) for place in partitions}
             kept = {number: track for number, track in gone.items() if track is not None}
@@ -281,6 +305,29 @@ class Feed:
                 self._drop(kept)
             else:
                 self._between.update(kept)
+
+    def _commit_now(self, partitions: list[Any]) -> None:
+        """The last chance before the partitions go. Waiting is safe here, inside the callback."""
+        numbers = {place.partition for place in partitions}
+        with self._state:
+            ends = {
+                number: track.position()
+                for number, track in self._tracks.items()
+                if number in numbers and track.position() > max(track.committed, 0)
+            }
+        if not ends:
+            return
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(self.topic, number, at) for number, at in ends.items()],
+                asynchronous=False,
+            )
+        except KafkaException as exc:
+            log.warning("kafka %s: finished offsets not committed on revoke: %s", self.topic, exc)
+            return
+        with self._state:
+            for number, at in ends.items():
+                self._tracks[number].committed = self._tracks[number].sent = at
 
     def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
         log.warning("kafka %s: lost %d partitions; their records go to others", self.topic, len(partitions))
@@ -297,31 +344,25 @@ class Feed:
 
     def _keep(self) -> None:
         while not self._closed:
-            self._wake.wait(_KEEP_ALIVE_S)
+            self._wake.wait(_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S)
             self._wake.clear()
-            try:
-                self.commit()
-                self._keep_alive()
-            except ShinarError as exc:
-                log.warning("kafka %s: %s; trying again", self.topic, exc)
-                self._fault = None if exc.transient else exc
-                self._clock.sleep(_KEEP_ALIVE_S)
+            # While the caller polls it does all of this itself.
+            if self._polling.acquire(blocking=False):
+                try:
+                    with kafka_errors(self.topic, self._watch):
+                        self._keep_alive()
+                except ShinarError as exc:
+                    log.warning("kafka %s: %s; trying again", self.topic, exc)
+                    self._fault = None if exc.transient else exc
+                finally:
+                    self._polling.release()
 
     def _keep_alive(self) -> None:
-        if self._clock.monotonic_s() - self._polled_s < _KEEP_ALIVE_S or not self._polling.acquire(
-            blocking=False
-        ):
+        self._commit()
+        idle_s = self._clock.monotonic_s() - self._polled_s
+        if idle_s < (_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S):
             return
-        try:
-            with kafka_errors(self.topic, self._watch):
-                self._ahead.extend(self._accept(self._consumer.consume(1, 0)))
-                if len(self._ahead) >= _AHEAD and not self._paused:
-                    self._consumer.pause(self._consumer.assignment())
-                    self._paused = True
-        finally:
-            self._polling.release()
-
-
-def _passed(track: Track, position: int) -> bool:
-    """A fresh partition's position is its start, which says nothing is finished yet."""
-    return track.committed >= 0 or position > 0
+        self._ahead.extend(self._accept(self._consumer.consume(1, 0)))
+        if len(self._ahead) >= _AHEAD and not self._paused:
+            self._consumer.pause(self._consumer.assignment())
+            self._paused = True

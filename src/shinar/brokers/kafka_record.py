@@ -59,10 +59,12 @@ def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int) -> Del
     user: dict[str, str] = {}
     ours: dict[str, Any] = {}
     for name, value in message.headers() or ():
-        side = ours if name in _OURS else user
         # The first header of a name counts, as in the other SDKs.
-        if name not in side and (value is not None or side is ours):
-            side[name] = value if value is None else str(value, "utf-8", "replace")
+        if name in _OURS:
+            if name not in ours:
+                ours[name] = value if value is None else str(value, "utf-8", "replace")
+        elif value is not None and name not in user:
+            user[name] = str(value, "utf-8", "replace")
     return Delivery(
         message.value() or b"",
         queue,

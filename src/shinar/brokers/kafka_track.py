@@ -16,7 +16,7 @@ class Track:
     """One partition for as long as we own it. `live` ends with the ownership, and with it every
     receipt that points here."""
 
-    __slots__ = ("_done", "_open", "_turns", "committed", "live", "next_offset", "number", "topic")
+    __slots__ = ("_done", "_open", "_turns", "committed", "live", "next_offset", "number", "sent", "topic")
 
     def __init__(self, topic: str, number: int, start: int, committed: int) -> None:
         self.topic = topic
@@ -25,6 +25,8 @@ class Track:
         self.next_offset = start
         #: Position the group has stored as far as we know; negative when there is none.
         self.committed = committed
+        #: Position we asked the group to store last; ahead of `committed` until it answers.
+        self.sent = committed
         self.live = True
         #: Offsets handed out and not yet passed by `position`, ascending.
         self._open: deque[int] = deque()
@@ -67,6 +69,12 @@ class Track:
             if self._turns:
                 self._turns.pop(offset, None)
         return opened[0] if opened else self.next_offset
+
+    def due(self) -> int | None:
+        """The position to commit now, if it got further than the last one asked for."""
+        at = self.position()
+        # A fresh partition's position is its start, which says nothing is finished yet.
+        return at if at > self.sent and (self.sent >= 0 or at > 0) else None
 
 
 class Receipt(msgspec.Struct, frozen=True):
