@@ -17,7 +17,7 @@ from shinar.errors import ConfigError
 FILE: Final = "shinar.toml"
 PREFIX: Final = "SHINAR_"
 #: Names under SHINAR_ that are not settings.
-_OTHER_NAMES: Final = frozenset({"SHINAR_CONFIG", "SHINAR_CACHE", "SHINAR_HEAVY"})
+_OTHER_NAMES: Final = frozenset({"SHINAR_CONFIG", "SHINAR_BROKER_TOKEN", "SHINAR_CACHE", "SHINAR_HEAVY"})
 _SECRET: Final = frozenset({"url", "ledger", "token"})
 
 
