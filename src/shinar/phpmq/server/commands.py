@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.errors import ProtocolViolation
-from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Extended, Message, Requeue, Type
+from shinar.phpmq.protocol import Consume, DeadLetter, Extended, Message, Requeue, Type
 from shinar.phpmq.protocol import extension as ext
 from shinar.phpmq.server import figures, settle, upkeep
 from shinar.phpmq.server.options import Refused
@@ -30,15 +30,28 @@ def send(connection: Connection, queue: str, bodies: list[tuple[bytes, int]]) ->
     connection.hub.engine.send(queue, bodies)
 
 
+def acknowledge(connection: Connection, queue: str, ids: list[str]) -> None:
+    """Ids this connection does not hold are ignored, as php-mq's server does."""
+    _rights(connection)
+    connection.spoke = True
+    consumer = connection.consumers.get(queue)
+    if consumer is None:
+        return
+    store, held = connection.hub.store_id.decode(), consumer.held
+    by_token: dict[int, list[int]] = {}
+    for id_ in ids:
+        key = _key(id_, store)
+        token = held.get(key)
+        if token is not None:
+            by_token.setdefault(token, []).append(key)
+    settle.ack(connection.hub.engine, [ext.Held(token, keys) for token, keys in by_token.items()])
+
+
 def plain(connection: Connection, message: Message) -> None:
     connection.spoke = True
     match message:
         case Consume(queue, count):
             _consume(connection, queue, count)
-        case Acknowledge(queue, id_):
-            consumer, key = _held(connection, queue, id_)
-            if consumer is not None:
-                settle.ack(connection.hub.engine, [ext.Held(consumer.held.get(key, 0), [key])])
         case Requeue(queue, id_, ttl_s):
             consumer, key = _held(connection, queue, id_)
             if consumer is not None:
@@ -81,14 +94,18 @@ def _held(connection: Connection, queue: str, id_: str) -> tuple[Consumer | None
     """The consumer on this connection that holds the message; anybody else's word does not count."""
     _rights(connection)
     consumer = connection.consumers.get(queue)
-    store = connection.hub.store_id.decode()
+    key = _key(id_, connection.hub.store_id.decode())
+    return (consumer, key) if consumer is not None and key in consumer.held else (None, 0)
+
+
+def _key(id_: str, store: str) -> int:
+    """The key in a message id of this store; 0, which is nobody's key, for anything else."""
+    if not id_.startswith(store):
+        return 0
     try:
-        key = int(id_[len(store) :], 16)
+        return int(id_[len(store) :], 16)
     except ValueError:
-        return None, 0
-    if consumer is None or not id_.startswith(store) or key not in consumer.held:
-        return None, 0
-    return consumer, key
+        return 0
 
 
 def _hello(connection: Connection, hello: ext.Hello) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import repeat
 from typing import TYPE_CHECKING, Final, cast
 
 from shinar.errors import ProtocolViolation
-from shinar.phpmq.protocol import Decoder, Extended, Message, Send
+from shinar.phpmq.protocol import Acknowledge, Decoder, Extended, Message, Send
 from shinar.phpmq.protocol.encode import dispatch_frame, dispatch_prefix
 from shinar.phpmq.protocol.extension import Failure, pack, pack_reply
 from shinar.phpmq.server import commands
@@ -113,30 +114,31 @@ class Connection(asyncio.Protocol):
     # -- requests
 
     def handle(self, messages: list[Message]) -> None:
-        """Carry out what came in one read; sends to one queue go to the store together."""
-        sends: list[tuple[bytes, int]] = []
-        queue = ""
-        for message in messages:
-            if type(message) is Send:
-                if sends and message.queue != queue:
-                    commands.send(self, queue, sends)
-                    sends = []
-                queue = message.queue
-                ttl_s = message.ttl_s
-                self._ttl_form = ttl_s is not None
-                sends.append((message.content, ttl_s or 0))
-                continue
-            if sends:
-                commands.send(self, queue, sends)
-                sends = []
-            if isinstance(message, Extended):
-                commands.extended(self, message)
+        """Carry out what came in one read; runs of sends or acknowledgements go to the store together."""
+        start, end = 0, len(messages)
+        while start < end and self._transport is not None:
+            first = messages[start]
+            kind = type(first)
+            stop = start + 1
+            if kind is Send or kind is Acknowledge:
+                queue = first.queue  # type: ignore[union-attr]  # both have one
+                while stop < end and type(messages[stop]) is kind and messages[stop].queue == queue:  # type: ignore[union-attr]  # the same kind
+                    stop += 1
+                self._run(queue, cast(list[Send] | list[Acknowledge], messages[start:stop]))
+            elif isinstance(first, Extended):
+                commands.extended(self, first)
             else:
-                commands.plain(self, message)
-            if self._transport is None:
-                return
-        if sends:
-            commands.send(self, queue, sends)
+                commands.plain(self, first)
+            start = stop
+
+    def _run(self, queue: str, run: list[Send] | list[Acknowledge]) -> None:
+        last = run[-1]
+        if isinstance(last, Send):
+            self._ttl_form = last.ttl_s is not None
+            sends = cast(list[Send], run)
+            commands.send(self, queue, [(send.content, send.ttl_s or 0) for send in sends])
+        else:
+            commands.acknowledge(self, queue, [ack.id for ack in cast(list[Acknowledge], run)])
 
     def reply(self, tag: int, result: object) -> None:
         self.write(pack_reply(tag, result))
@@ -159,13 +161,18 @@ class Connection(asyncio.Protocol):
         if prefix is None:
             prefix = self._prefixes[queue, ttl] = dispatch_prefix(queue, ttl=ttl)
         store = self.hub.store_id
-        now_ms = self.hub.clock.epoch_ms() if ttl else 0
-        for entry in entries:
-            left_s = None
-            if ttl:
-                # Rounded up: 0 would mean "never".
-                left_s = -(-(entry[4] - now_ms) // 1000) if entry[4] else 0
-            self.write(dispatch_frame(prefix, entry[1], b"%b%016x" % (store, entry[0]), left_s))
+        frames = [
+            dispatch_frame(prefix, entry[1], b"%b%016x" % (store, entry[0]), left_s)
+            for entry, left_s in zip(entries, self._ttls(entries) if ttl else repeat(None), strict=False)
+        ]
+        self._out += frames
+        self._out_bytes += sum(map(len, frames))
+        self.hub.outgoing.add(self)
+
+    def _ttls(self, entries: list[Entry]) -> list[int]:
+        """Seconds left, rounded up: 0 would mean "never"."""
+        now_ms = self.hub.clock.epoch_ms()
+        return [-(-(entry[4] - now_ms) // 1000) if entry[4] else 0 for entry in entries]
 
     # -- bytes out
 
