@@ -135,7 +135,8 @@ class RabbitBroker:
     def _producing(self) -> Publisher:
         self._publish_link = self._link(self._publish_link)
         if self._publisher is None or not self._publisher.usable:
-            self._publisher = Publisher(self._publish_link, self._timeout_s)
+            # An alarm must be told as one, so it is waited for longer than its own timeout.
+            self._publisher = Publisher(self._publish_link, 2 * self._timeout_s)
         return self._publisher
 
     def _consuming(self, queue: str) -> Consumer:
@@ -211,7 +212,11 @@ class RabbitBroker:
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         with translated(queue):
             consumer = self._consuming(queue)
-            taken = consumer.take(limit, wait_s)
+            try:
+                taken = consumer.take(limit, wait_s)
+            except exceptions.ConsumerCancelled:
+                self._known.discard(queue)
+                raise
         now_ms = self._clock.epoch_ms()
         return [self._delivery(queue, consumer.life, found, now_ms) for found in taken]
 

@@ -15,16 +15,17 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import pika
 from pika.exceptions import AMQPError, ConsumerCancelled
 
 from shinar.brokers.rabbitmq_frames import Content
 from shinar.brokers.rabbitmq_link import Link
 
 #: How long a consumer outlives the last question, in seconds.
-IDLE_S: Final = 0.05
+IDLE_S: Final = 0.1
+#: Quorum queues deliver on their own time: what a reserve that should not wait allows them, in seconds.
+GRACE_S: Final = 0.01
 #: Questions in quick succession after which a second batch is fetched ahead.
 READ_AHEAD_AFTER: Final = 3
 #: The protocol's largest prefetch.
@@ -46,15 +47,21 @@ class Consumer:
         self.ended: BaseException | None = None
         #: The queue vanished under the consumer.
         self.cancelled = False
-        #: Arrived and not yet handed out. Whoever pops an entry owns it, on either thread.
+        #: Arrived and not yet handed out. Filled on the I/O thread, emptied by the caller while it asks.
         self.buffer: deque[Content] = deque()
         #: Everything unsettled, by tag, in the order it came. Touched on the I/O thread only.
         self._open: dict[int, bytes] = {}
         self._consumer_tag: str | None = None
+        #: The running consumer and those it replaced without a pause: refusing what is still on its
+        #: way from them would change the order.
+        self._welcome: set[str] = set()
         self._prefetch = 0
         #: Unsettled ones that count against the running consumer's prefetch.
         self._charged: set[int] = set()
         self._arrived = threading.Event()
+        #: Decides between a caller that asks and a consumer that stops or ends.
+        self._lock = threading.Lock()
+        self._watched = False
         self._asking = False
         self._last_asked = 0.0
         #: Questions in quick succession: a worker that keeps up is worth reading ahead for.
@@ -65,7 +72,6 @@ class Consumer:
         link.ask(self._prepare)
 
     def _prepare(self, answer: Future[None]) -> None:
-        self._channel.add_callback(self._on_nothing, [pika.spec.Basic.GetEmpty], one_shot=False)
         self._channel.add_on_cancel_callback(self._on_cancelled)
         self._link.tap(self._channel.channel_number, self._on_delivery)
         answer.set_result(None)
@@ -73,12 +79,14 @@ class Consumer:
     # -- on the caller's thread
 
     def take(self, limit: int, wait_s: float) -> list[Content]:
-        self._asking = True
-        self._streak = self._streak + 1 if time.monotonic() - self._last_asked < IDLE_S else 0
+        with self._lock:
+            self._asking = True
+            self._streak = self._streak + 1 if time.monotonic() - self._last_asked < IDLE_S else 0
         try:
             if not self.buffer:
                 self._fill(limit, wait_s)
-            return self._popped(limit)
+            with self._lock:
+                return [self.buffer.popleft() for _ in range(min(limit, len(self.buffer)))]
         finally:
             self._last_asked = time.monotonic()
             self._asking = False
@@ -86,8 +94,8 @@ class Consumer:
     def _fill(self, limit: int, wait_s: float) -> None:
         self._arrived.clear()
         self._link.ask(lambda answer: self._start(answer, limit, probe=wait_s <= 0))
-        if not self.buffer and wait_s > 0:
-            self._arrived.wait(wait_s)
+        if not self.buffer:
+            self._arrived.wait(max(wait_s, GRACE_S))
         if self.ended is not None:
             raise self.ended
         if self.cancelled:
@@ -105,22 +113,11 @@ class Consumer:
             lambda answer: answer.set_result({t: p for t, p in self._open.items() if t in wanted})
         )
 
-    # -- on either thread
-
-    def _popped(self, limit: int) -> list[Content]:
-        found: list[Content] = []
-        while len(found) < limit:
-            try:
-                found.append(self.buffer.popleft())
-            except IndexError:
-                break
-        return found
-
     # -- on the I/O thread
 
     def _start(self, answer: Future[None], limit: int, *, probe: bool) -> None:
-        """Have the consumer running with credit left. A fresh one, or a probe, is answered when the
-        server has sent what it has: its answer to a get comes after the deliveries before it."""
+        """Have the consumer running with credit left. A fresh one, or a probe, is answered when what
+        the server has is here."""
         ahead = min(limit * 2 if self._streak >= READ_AHEAD_AFTER else limit, MAX_PREFETCH)
         running = self._consumer_tag is not None and self._prefetch >= max(ahead, len(self._charged) + 1)
         if running and not probe:
@@ -128,7 +125,7 @@ class Consumer:
             return
         self._got = answer
         if running:
-            self._get()
+            self._ask_queue()
             return
         if self._consumer_tag is not None:
             self._channel.basic_cancel(self._consumer_tag, _ignore)
@@ -136,35 +133,34 @@ class Consumer:
         self._prefetch = ahead
         self._channel.basic_qos(prefetch_count=self._prefetch)
         self._consumer_tag = self._channel.basic_consume(
-            self._queue, _unused, callback=lambda _frame: self._get()
+            self._queue, _unused, callback=lambda _frame: self._ask_queue()
         )
-        self._link.later(IDLE_S, self._stop_if_idle)
+        self._welcome.add(self._consumer_tag)
+        if not self._watched:
+            self._watched = True
+            self._link.later(IDLE_S, self._stop_if_idle)
 
-    def _get(self) -> None:
-        if len(self._charged) >= self._prefetch:
-            self._answer()
-        else:
-            self._channel.basic_get(self._queue, self._on_got)
+    def _ask_queue(self) -> None:
+        """Two questions in a row are a barrier: the first is answered by the queue, after it passed what
+        it had to our channel; the second by the channel, after it sent that to us."""
 
-    def _on_nothing(self, _frame: object) -> None:
-        self._answer()
+        def asked(_frame: object) -> None:
+            self._channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _frame: self._answer())
+
+        self._channel.queue_declare(self._queue, passive=True, callback=asked)
 
     def _on_delivery(self, content: Content) -> None:
-        if content.consumer.decode() != self._consumer_tag:
-            # Sent before the server heard that this consumer stopped.
+        consumer = content.consumer.decode()
+        if consumer not in self._welcome:
+            # Sent before the server heard that we stopped: back to its place, like those before it.
             self._channel.basic_reject(content.tag, requeue=True)
             return
+        if consumer == self._consumer_tag:
+            self._charged.add(content.tag)
         self._open[content.tag] = content.properties
-        self._charged.add(content.tag)
         self.buffer.append(content)
         if self._asking:
             self._arrived.set()
-
-    def _on_got(self, _channel: object, method: Any, properties: pika.BasicProperties, body: bytes) -> None:
-        content = Content(method.delivery_tag, b"", b"".join(properties.encode()), body)
-        self._open[content.tag] = content.properties
-        self.buffer.append(content)
-        self._answer()
 
     def _answer(self) -> None:
         got, self._got = self._got, None
@@ -191,13 +187,19 @@ class Consumer:
 
     def _stop_if_idle(self) -> None:
         if self.ended is not None or self._consumer_tag is None:
+            self._watched = False
             return
-        if self._asking or time.monotonic() - self._last_asked < IDLE_S:
-            self._link.later(IDLE_S, self._stop_if_idle)
-            return
+        with self._lock:
+            if self._asking or time.monotonic() - self._last_asked < IDLE_S:
+                self._link.later(IDLE_S, self._stop_if_idle)
+                return
+            back = {content.tag for content in self.buffer}
+            self.buffer.clear()
+        self._watched = False
         self._channel.basic_cancel(self._consumer_tag, _ignore)
         self._consumer_tag = None
-        self._settle({content.tag for content in self._popped(len(self.buffer))}, requeue=True)
+        self._welcome.clear()
+        self._settle(back, requeue=True)
 
     def _on_cancelled(self, _frame: object) -> None:
         self._consumer_tag = None
@@ -206,7 +208,8 @@ class Consumer:
 
     def _end(self, reason: BaseException) -> None:
         self.ended = reason if isinstance(reason, AMQPError) else AMQPError(str(reason))
-        self.buffer.clear()
+        with self._lock:
+            self.buffer.clear()
         self._open.clear()
         got, self._got = self._got, None
         if got is not None and not got.done():

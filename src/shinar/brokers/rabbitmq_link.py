@@ -53,6 +53,11 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]  # pika has no t
     def _pass_on(self, data: bytes) -> None:
         super()._on_data_available(data)
 
+    def abort(self, reason: Exception) -> None:
+        """Hang up without a word: what was not confirmed is not sent after all."""
+        self._outbox.clear()
+        self._terminate_stream(reason)
+
     def _flush(self) -> None:
         data, self._outbox = b"".join(self._outbox), []
         if self.is_closed:
@@ -75,7 +80,8 @@ class IoThread:
         self.loop.add_callback_threadsafe(action)
 
     def stop(self) -> None:
-        self.submit(self.loop.stop)
+        # A turn later, so that a connection given up just now can close its socket.
+        self.submit(lambda: self.submit(self.loop.stop))
         self._thread.join(timeout=5.0)
 
 
@@ -159,7 +165,8 @@ class Link:
             opened.set_result(None)
 
         def on_error(_connection: object, reason: BaseException) -> None:
-            self._end(reason)
+            # What fails below AMQP, TLS for one, comes as it is.
+            self._end(reason if isinstance(reason, AMQPConnectionError) else AMQPConnectionError(reason))
 
         self._connection = _Connection(
             self._io.loop,
@@ -169,11 +176,11 @@ class Link:
             on_close_callback=on_error,
         )
 
-    def _give_up(self, reason: BaseException) -> None:
+    def _give_up(self, reason: Exception) -> None:
         if self.lost is None:
             self._end(reason)
-            if self._connection is not None and self._connection.is_open:
-                self._connection.close()
+            if self._connection is not None and not self._connection.is_closed:
+                self._connection.abort(reason)
 
     def _end(self, reason: BaseException) -> None:
         if self.lost is not None:
