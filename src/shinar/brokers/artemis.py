@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 from proton import Message
 
-from shinar.brokers.artemis_engine import ACCEPTED, BROKER, RELEASED, Address, Engine, Inbox
+from shinar.brokers.artemis_engine import ACCEPTED, RELEASED, Engine
+from shinar.brokers.artemis_link import BROKER, Address, Inbox
 from shinar.brokers.artemis_message import decode, delayed_copy, encode
 from shinar.brokers.contract import Broker, Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.url import BrokerUrl

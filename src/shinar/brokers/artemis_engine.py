@@ -10,20 +10,26 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from proton import Collector, Connection, Delivery, Endpoint, Event, SSLDomain, Terminus, Transport, symbol
+from proton import SASL, Collector, Connection, Delivery, Endpoint, Event, Terminus, Transport
 from proton import ProtonException as EngineError
 
-from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, ConfigError, QueueMissing
+from shinar.brokers.artemis_link import (
+    BROKER,
+    Address,
+    Inbox,
+    Outbox,
+    ask_for_queue,
+    dial,
+    our_error,
+    tls_domain,
+)
+from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, ConfigError
 
-BROKER: Final = "artemis"
 #: We are gone for the server, and it for us, after this long without a byte; either side sends an
 #: empty frame at half of it, whatever the handlers do.
 IDLE_S: Final = 20.0
@@ -38,62 +44,6 @@ ACCEPTED, RELEASED, MODIFIED, REJECTED = (
     Delivery.REJECTED,
 )
 
-_DENIED: Final = frozenset({"amqp:unauthorized-access", "amqp:not-allowed"})
-_FULL: Final = frozenset({"amqp:resource-limit-exceeded"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    host: str
-    port: int
-    user: str = ""
-    password: str = field(default="", repr=False)
-    tls: bool = False
-    tls_ca: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_verify: bool = True
-    timeout_s: float = 30.0
-
-
-def our_error(name: str, text: str, queue: str = "") -> BrokerError:
-    """An AMQP condition as one of ours."""
-    if name in _DENIED or "uthenticat" in text:
-        return AccessDenied(f"{text or name}; check user, password and the roles", broker=BROKER, queue=queue)
-    if name == "amqp:not-found":
-        return QueueMissing(
-            f"{text or name}; create the queue, or let the server auto-create it", broker=BROKER, queue=queue
-        )
-    if name in _FULL:
-        return BrokerFull(f"{text or name}", broker=BROKER, queue=queue)
-    if name in ("amqp:connection:forced", "amqp:internal-error", "amqp:connection:framing-error", ""):
-        return BrokerUnavailable(text or "connection closed by the server", broker=BROKER, queue=queue)
-    return BrokerError(f"{text} ({name})", broker=BROKER, queue=queue)
-
-
-class Outbox:
-    """A sending link and what is on its way over it."""
-
-    def __init__(self, queue: str, link: Any) -> None:
-        self.queue = queue
-        self.link = link
-        self.tag = 0
-        #: tag -> index in the batch
-        self.pending: dict[str, int] = {}
-        #: index in the batch -> why not
-        self.failed: dict[int, BrokerError] = {}
-        self.fault: BrokerError | None = None
-
-
-class Inbox:
-    """A receiving link and what has arrived over it and is not taken yet."""
-
-    def __init__(self, queue: str, link: Any) -> None:
-        self.queue = queue
-        self.link = link
-        self.arrived: deque[tuple[int, bytes]] = deque()
-        self.fault: BrokerError | None = None
-
 
 class Engine:
     def __init__(self, address: Address) -> None:
@@ -106,7 +56,7 @@ class Engine:
         self._held: dict[int, Any] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._inboxes: dict[str, Inbox] = {}
-        self._sock = _dial(address)
+        self._sock = dial(address)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._collector = Collector()
@@ -138,7 +88,7 @@ class Engine:
                 self._number += 1
                 link = self._session.sender(f"out-{self._number}-{queue}")
                 link.target.address = queue
-                _ask_for_queue(link.target)
+                ask_for_queue(link.target)
                 box = self._outboxes[queue] = Outbox(queue, link)
                 self._attach(link, box)
             return box
@@ -153,7 +103,7 @@ class Engine:
                     link.source.dynamic = True
                 else:
                     link.source.address = queue
-                    _ask_for_queue(link.source)
+                    ask_for_queue(link.source)
                 if browse:
                     link.source.distribution_mode = Terminus.DIST_MODE_COPY
                 box = Inbox(queue, link)
@@ -285,7 +235,7 @@ class Engine:
         address = self._address
         transport, connection = self._transport, self._connection
         if address.tls:
-            transport.ssl(_domain(address)).peer_hostname = address.host
+            transport.ssl(tls_domain(address)).peer_hostname = address.host
         sasl = transport.sasl()
         sasl.allow_insecure_mechs = True
         sasl.allowed_mechs("PLAIN" if address.user else "ANONYMOUS")
@@ -346,6 +296,8 @@ class Engine:
         except (OSError, EngineError) as exc:
             self._fail(BrokerUnavailable(f"connection lost: {exc}", broker=BROKER))
         finally:
+            with self._turn:
+                self._dispatch()  # the reason may have come with the last bytes
             self._fail(BrokerUnavailable("connection closed", broker=BROKER))
             self._hang_up()
 
@@ -429,6 +381,8 @@ class Engine:
             return
         why = event.connection.remote_condition if event.connection is not None else None
         why = why or self._transport.condition
+        if self._transport.sasl().outcome == SASL.AUTH:
+            self._fail(AccessDenied("login refused; check user and password", broker=BROKER))
         self._fail(our_error(why.name if why else "", (why.description or "") if why else ""))
 
     def _fail(self, fault: BrokerError) -> None:
@@ -441,35 +395,3 @@ class Engine:
             self._held.clear()
             for sock in (self._sock, self._wake_in, self._wake_out):
                 sock.close()
-
-
-def _ask_for_queue(terminus: Any) -> None:
-    """Anycast: without it Artemis makes a topic of an address it has not seen, and drops what
-    nobody is subscribed to."""
-    terminus.capabilities.put_object(symbol("queue"))
-
-
-def _dial(address: Address) -> socket.socket:
-    try:
-        sock = socket.create_connection((address.host, address.port), timeout=address.timeout_s)
-    except OSError as exc:
-        raise BrokerUnavailable(
-            f"cannot reach {address.host}:{address.port}: {exc.strerror or exc}", broker=BROKER
-        ) from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setblocking(False)
-    return sock
-
-
-def _domain(address: Address) -> SSLDomain:
-    domain = SSLDomain(SSLDomain.MODE_CLIENT)
-    authorities = address.tls_ca or ssl.get_default_verify_paths().cafile or ""
-    if address.tls_cert:
-        domain.set_credentials(address.tls_cert, address.tls_key or address.tls_cert, None)
-    if authorities:
-        domain.set_trusted_ca_db(authorities)
-    if address.tls_verify:
-        domain.set_peer_authentication(SSLDomain.VERIFY_PEER_NAME, authorities or None)
-    else:
-        domain.set_peer_authentication(SSLDomain.ANONYMOUS_PEER)
-    return domain
