@@ -11,11 +11,10 @@ import time
 
 import pytest
 
+from cases import Case, nothing_left, take
 from shinar.brokers import Outgoing
 from shinar.envelope import build, encode
 from shinar.errors import ShinarError, Unsupported
-
-from .conftest import Case, nothing_left, take
 
 
 def body(n: int = 0) -> bytes:

@@ -1,0 +1,25 @@
+"""A worker that is going to be killed, over any broker: writes each number it handled to a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from shinar import Limits, Policy, Worker
+
+
+def main(url: str, queue: str, path: str) -> None:
+    out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def handle(message) -> None:
+        os.write(out, b"%d\n" % message.data["n"])
+
+    limits = Limits(until_empty=True, empty_wait_s=float(os.environ.get("EMPTY_WAIT_S", "5")))
+    worker = Worker(
+        url, {"urn:babel:orders:created": handle}, queue=queue, policy=Policy(), limits=limits, prefetch=50
+    )
+    print(worker.run().counts, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

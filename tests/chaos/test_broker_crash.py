@@ -1,0 +1,74 @@
+"""Every durable broker: the worker is killed with SIGKILL under load and the server restarted in between.
+
+No message is lost; what is handled twice is counted and stays within what was in hand at a kill.
+The figures of a heavy run (SHINAR_HEAVY=1) are the table in docs/delivery-guarantees.md.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cases import Case, case, embedded, with_options
+from shinar.brokers import Outgoing
+from shinar.envelope import build, encode
+
+HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
+MESSAGES = 20_000 if HEAVY else 1_500
+KILLS = 20 if HEAVY else 3
+PREFETCH = 50
+PROGRAM = Path(__file__).with_name("crash_program.py")
+
+__all__ = ["case", "embedded"]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_a_killed_worker_and_a_restarted_server_lose_nothing(case: Case, tmp_path: Path) -> None:
+    if not case.traits.shared:
+        pytest.skip("another process cannot see this queue")
+    lease = () if case.traits.lease_s is None else ("lease_s=3",)
+    broker = case.connect(*lease)
+    for start in range(0, MESSAGES, 500):
+        numbers = range(start, start + 500)
+        broker.publish(
+            case.queue, [Outgoing(encode(build("urn:babel:orders:created", {"n": n}))) for n in numbers]
+        )
+    broker.close()
+
+    handled = tmp_path / "handled"
+    handled.touch()
+    command = [sys.executable, str(PROGRAM), with_options(case.url, *lease), case.queue, str(handled)]
+    draw = random.Random(11)
+    for kill in range(KILLS):
+        worker = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        before, deadline = handled.stat().st_size, time.monotonic() + 60
+        while handled.stat().st_size == before and worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        if kill == KILLS // 2 and case.server is not None and case.server.durable:
+            case.server.stop()
+            case.server.start()
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    for _ in range(3):  # a server that has just come back may look empty for a moment
+        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        if len(set(handled.read_text().split())) == MESSAGES:
+            break
+
+    counts = Counter(map(int, handled.read_text().split()))
+    twice = sum(count - 1 for count in counts.values())
+    print(
+        f"{case.traits.name}: {MESSAGES} sent, {len(counts)} handled, {twice} more than once, {KILLS} kills"
+    )
+    assert sorted(counts) == list(range(MESSAGES)), "a message was lost"
+    # A kill repeats what was handled but not yet acknowledged; a restart of the server, what was in hand.
+    assert twice <= (KILLS + 1) * 2 * PREFETCH

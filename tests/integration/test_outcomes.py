@@ -1,0 +1,71 @@
+"""Every broker: poison, unknown URNs and failing handlers among good ones; the outcomes add up exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from cases import Case, case, embedded, take, with_options
+from shinar import Limits, Policy, Worker
+from shinar.brokers import Outgoing
+from shinar.envelope import build, encode
+from shinar.settlement import dead_letter_queue
+
+COUNT = 100_000 if os.environ.get("SHINAR_HEAVY") else 1_000
+GOOD, BAD, UNKNOWN = "urn:babel:orders:created", "urn:babel:orders:broken", "urn:babel:nobody:knows"
+
+__all__ = ["case", "embedded"]
+
+
+def bodies() -> list[bytes]:
+    made = []
+    for n in range(COUNT):
+        match n % 100:
+            case 7:
+                made.append(b'{"job":"urn:x","attempts":"%d"}' % n)  # poison: a count that is no number
+            case 23:
+                made.append(encode(build(UNKNOWN, {"n": n})))
+            case 41 | 83:
+                made.append(encode(build(BAD, {"n": n})))
+            case _:
+                made.append(encode(build(GOOD, {"n": n})))
+    return made
+
+
+@pytest.mark.timeout(1800 if COUNT > 1000 else 240)
+def test_the_four_outcomes_add_up(case: Case) -> None:
+    tiers = ("retry_tiers_ms=200,400",) if case.traits.replayable else ()
+    broker = case.connect(*tiers)
+    sent = bodies()
+    for start in range(0, COUNT, 2000):
+        broker.publish(case.queue, [Outgoing(body) for body in sent[start : start + 2000]])
+    broker.close()
+
+    handled: set[int] = set()
+    worker = Worker(
+        with_options(case.url, *tiers),
+        {GOOD: lambda message: handled.add(message.data["n"]), BAD: lambda message: 1 / 0},
+        queue=case.queue,
+        policy=Policy(max_attempts=2),
+        limits=Limits(until_empty=True, empty_wait_s=4.0),
+    )
+    report = worker.run()
+    parts = COUNT // 100
+    assert len(handled) == report.count("handled") == 96 * parts
+    assert report.count("dead_letter") == 4 * parts
+    assert report.count("retry") == 3 * parts
+    assert report.received == 96 * parts + 4 * parts + 3 * parts
+    assert not report.count("drop")
+    assert not report.count("unsettled")
+
+    graveyard = case.connect(*tiers)
+    dead = take(graveyard, dead_letter_queue(case.queue, case.traits), 4 * parts)
+    reasons = [json.loads(d.body)["dead_letter"]["reason"] for d in dead]
+    assert {reason: reasons.count(reason) for reason in set(reasons)} == {
+        "poison": parts,
+        "unknown_urn": parts,
+        "failed": 2 * parts,
+    }
+    graveyard.ack(dead)
