@@ -328,6 +328,25 @@ def test_run_goes_on_until_stopped(shop: Shop, broker) -> None:
     relay.close()
 
 
+def test_run_waits_longer_for_a_broker_that_stays_away(tmp_path: Path) -> None:
+    shop = Shop("sqlite", f"sqlite://{tmp_path}/shop.db?prefix=x_")
+    clock, broker = PinnedClock(time.time() + 60), Refusing()
+    relay = Relay(shop.url, broker, clock=clock)
+    fill(shop, 3)
+    broker.away = True
+    started_s, passes = clock.monotonic_s(), 0
+
+    def stopped() -> bool:
+        nonlocal passes
+        passes += 1
+        broker.away = passes < 200
+        return len(broker.sent) == 3
+
+    assert relay.run(stopped, idle_s=0.01).published == 3
+    assert clock.monotonic_s() - started_s > 100, "two hundred tries at a growing pause of up to 5 s"
+    relay.close()
+
+
 def test_a_wrong_database_is_named() -> None:
     with pytest.raises(ConfigError, match="an outbox lives in sqlite://"):
         Relay("redis://127.0.0.1:1", Refusing())

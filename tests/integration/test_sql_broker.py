@@ -423,6 +423,7 @@ def test_a_body_over_the_packet_limit_is_refused_before_it_cuts_the_connection(
         ("sqlite:///tmp/x.db?sslmode=require", ConfigError, "sqlite:// has no such option"),
         ("sqlite:///tmp/x.db?notify=true", ConfigError, "only PostgreSQL can notify"),
         ("sqlite:///tmp/x.db?leases=3", ConfigError, "did you mean lease_s"),
+        ("mysql://127.0.0.1:1", ConfigError, "name a database"),
         ("mysql://127.0.0.1:1/x", BrokerUnavailable, "once the database answers"),
         ("postgresql://127.0.0.1:1/x", BrokerUnavailable, "once the database answers"),
     ],

@@ -255,6 +255,10 @@ def table_name(prefix: str, name: str) -> str:
 def unwrap(connection: Any) -> tuple[Dialect, Any]:
     """The dialect and the DB-API connection of whatever the caller's transaction runs on: sqlite3,
     psycopg, pymysql, or an SQLAlchemy Session or Connection over one of them."""
+    if hasattr(connection, "run_sync"):
+        raise UsageError(
+            "an asynchronous session cannot be used here; open a plain Session for this transaction"
+        )
     if hasattr(connection, "get_bind") and hasattr(connection, "connection"):  # a Session
         connection = connection.connection()
     if hasattr(connection, "exec_driver_sql"):  # an SQLAlchemy Connection; starts its transaction

@@ -294,6 +294,8 @@ def _open_postgresql(driver: Any, url: BrokerUrl) -> Any:
 
 
 def _open_mysql(driver: Any, url: BrokerUrl) -> Any:
+    if not url.path:
+        raise ConfigError("name a database: mysql://user@host/database", setting="url")
     settings: dict[str, Any] = {
         "host": url.host or "localhost",
         "port": url.port or 3306,

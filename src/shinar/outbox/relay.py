@@ -110,24 +110,21 @@ class Relay:
         return total
 
     def run(self, stopped: Callable[[], bool], idle_s: float = IDLE_S) -> Pass:
-        """Passes until `stopped()`. A database that is away is waited for; it says so once."""
-        total, away = Pass(), 0
+        """Passes until `stopped()`. A database or a broker that is away is waited for, longer each time."""
+        total, bad_passes = Pass(), 0
         while not stopped():
             try:
                 done = self.flush()
             except BrokerError as exc:
                 if not exc.transient:
                     raise
-                if not away:
-                    log.warning("the outbox cannot be read, trying again: %s", exc)
-                self._database.clock.sleep(backoff_s(away))
-                away += 1
-                continue
-            if away:
-                log.info("the outbox can be read again")
-            total, away = total + done, 0
+                log.warning("the outbox cannot be read, trying again: %s", exc)
+                done = Pass(failed=1)
+            else:
+                total += done
+            bad_passes = bad_passes + 1 if done.failed and not done.published else 0
             if not done.published:
-                self._database.clock.sleep(idle_s)
+                self._database.clock.sleep(max(idle_s, backoff_s(bad_passes - 1)))
         return total
 
     def backlog(self) -> Backlog:

@@ -104,3 +104,13 @@ def test_an_index_is_named_without_the_schema(dialect) -> None:
 def test_what_is_no_connection(thing: object) -> None:
     with pytest.raises(UsageError, match="sqlite3, psycopg or pymysql"):
         unwrap(thing)
+
+
+def test_an_asynchronous_session_is_told_what_to_do() -> None:
+    class AsyncSession:
+        """Shaped like SQLAlchemy's, which needs one more package."""
+
+        def run_sync(self) -> None: ...
+
+    with pytest.raises(UsageError, match="open a plain Session"):
+        unwrap(AsyncSession())
