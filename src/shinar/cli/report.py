@@ -161,8 +161,8 @@ def run_rates(args: argparse.Namespace) -> int:
     lake = _Lake(args)
     from shinar.pipeline.analysis.rates import rates
 
-    parts = [lake.table(name) for name in ("messages", "duplicates", "dead_letters")]
-    return _show(args, rates(*parts, unit=args.by), "no messages")
+    found = rates(lake.table("messages"), lake.table("duplicates"), lake.table("dead_letters"), unit=args.by)
+    return _show(args, found, "no messages")
 
 
 def run_proposals(args: argparse.Namespace) -> int:

@@ -186,5 +186,5 @@ def _wanted(patterns: Sequence[str]) -> Column:
 def _arrow_schema(frame: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    shape: Any = to_arrow_schema(frame.schema)
+    shape: Any = to_arrow_schema(frame.schema, timezone="UTC")
     return shape

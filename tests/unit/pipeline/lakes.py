@@ -30,10 +30,22 @@ def spark() -> SparkSession:
         .config("spark.default.parallelism", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
-    return session
+    # Tests have few rows and many plans: compiling code for each, or planning it again, is the whole cost.
+    own = session.newSession()
+    for name, value in {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    }.items():
+        own.conf.set(name, value)
+    return own
 
 
 def envelope(

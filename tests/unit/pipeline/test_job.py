@@ -254,7 +254,7 @@ def test_handlers(tmp_path: Path) -> None:
     def flaky(orders: DataFrame) -> DataFrame:
         if broken:
             raise ValueError("the warehouse is away")
-        return orders.select("id", "urn")
+        return orders.select("id", "urn", "received_at", "headers")
 
     seen: list[int] = []
 

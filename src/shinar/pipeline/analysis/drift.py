@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from shinar.brokers.projection import TABLES
 from shinar.pipeline.analysis.fields import fields
+from shinar.pipeline.analysis.traces import local
 
 #: Names that mean money: a binary fraction there loses cents sooner or later.
 MONEY: Final = (
@@ -29,7 +30,8 @@ _FACTS: Final = ("urn", "trace_id", "id", "lang")
 def drift(messages: DataFrame, since: datetime | None = None) -> DataFrame:
     """One row per finding: `mixed_types`, `unsafe_integer`, `float_money`, `missing_field`, `forbidden_key`,
     `header_disagrees`, and with `since` also `new_field` and `gone_field`."""
-    counted = fields(messages).cache()
+    # As many rows as fields: brought here once, so that each question below is a small local one.
+    counted = local(fields(messages))
     found = [
         _mixed_types(counted),
         _unsafe(counted),

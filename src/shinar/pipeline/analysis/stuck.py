@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from shinar.pipeline.analysis.traces import edges, millis
+from shinar.pipeline.analysis.traces import edges, local, millis
 
 #: A step is expected when at least this share of parents were followed by it ...
 EXPECTED_SHARE: Final = 0.8
@@ -31,7 +31,7 @@ def stuck(
     """One row per message and missing step. `now` is the latest receipt in the tables unless given: a lake
     that is behind must not call everything stuck. A dead letter is not stuck; it is dead."""
     expected = (
-        edges(hops)
+        local(edges(hops))
         .where((F.col("share") >= share) & (F.col("parents") >= least_parents))
         .select(
             F.col("parent_urn").alias("urn"),

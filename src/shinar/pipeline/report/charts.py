@@ -141,7 +141,7 @@ def nice(value: float) -> float:
     power = 1.0
     while power * 10 < value:
         power *= 10
-    while power >= value * 10:
+    while power > value:
         power /= 10
     return next((power * step for step in (1, 2, 2.5, 5, 10) if power * step >= value), power * 10)
 
