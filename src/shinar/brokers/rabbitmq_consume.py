@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pika.exceptions import AMQPError, ConsumerCancelled
 
@@ -26,6 +26,8 @@ from shinar.brokers.rabbitmq_link import Link
 IDLE_S: Final = 0.1
 #: Quorum queues deliver on their own time: what a reserve that should not wait allows them, in seconds.
 GRACE_S: Final = 0.01
+#: The same while the server says that there are messages: they are on their way to somebody.
+READY_GRACE_S: Final = 0.5
 #: Questions in quick succession after which a second batch is fetched ahead.
 READ_AHEAD_AFTER: Final = 3
 #: The protocol's largest prefetch.
@@ -62,6 +64,8 @@ class Consumer:
         #: Decides between a caller that asks and a consumer that stops or ends.
         self._lock = threading.Lock()
         self._watched = False
+        #: Messages the server had when it was last asked.
+        self._ready = 0
         self._asking = False
         self._last_asked = 0.0
         #: Questions in quick succession: a worker that keeps up is worth reading ahead for.
@@ -95,7 +99,8 @@ class Consumer:
         self._arrived.clear()
         self._link.ask(lambda answer: self._start(answer, limit, probe=wait_s <= 0))
         if not self.buffer:
-            self._arrived.wait(max(wait_s, GRACE_S))
+            grace_s = READY_GRACE_S if self._ready else GRACE_S
+            self._arrived.wait(wait_s if wait_s > 0 else grace_s)
         if self.ended is not None:
             raise self.ended
         if self.cancelled:
@@ -144,7 +149,8 @@ class Consumer:
         """Two questions in a row are a barrier: the first is answered by the queue, after it passed what
         it had to our channel; the second by the channel, after it sent that to us."""
 
-        def asked(_frame: object) -> None:
+        def asked(frame: Any) -> None:
+            self._ready = frame.method.message_count
             self._channel.basic_qos(prefetch_count=self._prefetch, callback=lambda _frame: self._answer())
 
         self._channel.queue_declare(self._queue, passive=True, callback=asked)
