@@ -1,4 +1,4 @@
-"""Archives of raw bodies as judged rows: JSON lines, export records, Parquet, frozen segments.
+"""Archives of raw bodies as judged rows: JSON lines, exports, Parquet, frozen segments, a broker's own log.
 
 Read by the Python process that judges them, in pieces that fit a task. Knows no broker.
 """
@@ -11,6 +11,8 @@ import gzip
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -19,6 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shinar.errors import ConfigError, StoreError
+from shinar.phpmq import archive as broker_log
+from shinar.phpmq.schema import DATA_FILE
 from shinar.pipeline import schema
 from shinar.pipeline.filters import Test, passing, worth_judging
 from shinar.pipeline.judged import judged_batch
@@ -29,13 +33,15 @@ from shinar.pipeline.segments import read_segment
 PIECE_BYTES: Final = 32 << 20
 #: Rows judged and handed on together.
 ROWS: Final = 8_192
+#: Positions of the embedded broker's log per task.
+LOG_ROWS: Final = 50_000
 #: Columns an archive may hold beside the body.
 _DELIVERY: Final = tuple(column.name for column in schema.FROM_DELIVERY)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of one file: bytes [start, end) of lines, or row groups [start, end) of Parquet."""
+    """Part of one file: bytes [start, end) of lines, row groups of Parquet, positions of a broker's log."""
 
     path: str
     format: str
@@ -48,7 +54,7 @@ def pieces(options: ArchiveOptions) -> list[Piece]:
     if not files:
         raise ConfigError(f"{options.path} holds no files", setting="path")
     found: list[Piece] = []
-    size = sum(os.path.getsize(path) for path in files)
+    size = sum(os.path.getsize(path) for path in files)  # of a folder: too small, and unused
     step = min(PIECE_BYTES, max(1, size // options.min_partitions)) if options.min_partitions else PIECE_BYTES
     for path in files:
         found += _FORMATS[_format(path, options.format)].pieces(path, step)
@@ -76,6 +82,8 @@ def _files(path: str) -> list[str]:
             "use shinar.pipeline.judged.judged_frame",
             setting="path",
         )
+    if os.path.isfile(os.path.join(path, DATA_FILE)):
+        return [path]
     if os.path.isdir(path):
         inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
         return sorted(p for p in inside if os.path.isfile(p) and not _is_mark(os.path.basename(p)))
@@ -92,6 +100,8 @@ def _format(path: str, asked: str) -> str:
         if asked not in _FORMATS:
             raise ConfigError(f"{asked!r} is none of {', '.join(_FORMATS)}", setting="archiveFormat")
         return asked
+    if os.path.isdir(path):
+        return "broker"
     name = path.removesuffix(".gz")
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix):
@@ -248,6 +258,36 @@ def _read_segments(piece: Piece) -> Iterator[pa.RecordBatch]:
         yield chunk.rows
 
 
+# -- the log of acknowledged messages the embedded broker keeps (`shinar broker serve --archive`)
+
+
+def _log_pieces(path: str, step: int) -> list[Piece]:
+    first, end = broker_log.bounds(Path(path))
+    starts = range(first, end, LOG_ROWS)
+    return [Piece(path, "broker", start, min(start + LOG_ROWS, end)) for start in starts]
+
+
+def _read_log(piece: Piece) -> Iterator[pa.RecordBatch]:
+    found = broker_log.read(Path(piece.path), piece.start, piece.end)
+    while messages := list(islice(found, ROWS)):
+        yield log_batch(messages)
+
+
+def log_batch(messages: list[broker_log.Archived]) -> pa.RecordBatch:
+    headers = [list(m.headers.items()) if m.headers else None for m in messages]
+    return pa.record_batch(
+        {
+            "body": pa.array([m.body for m in messages], pa.binary()),
+            "queue": pa.array([m.queue for m in messages], pa.string()),
+            "headers": pa.array(headers, pa.map_(pa.string(), pa.string())),
+            "key": pa.array([m.key for m in messages], pa.binary()),
+            "position": pa.array([str(m.position) for m in messages], pa.string()),
+            "broker": pa.array(["phpmq"] * len(messages), pa.string()),
+            "received_at": pa.array([m.settled_ms * 1000 for m in messages], pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Format:
     pieces: Callable[[str, int], list[Piece]]
@@ -259,6 +299,7 @@ _FORMATS: Final = {
     "export": _Format(lambda path, step: _line_pieces(path, step, "export"), _read_export),
     "parquet": _Format(_parquet_pieces, _read_parquet),
     "segments": _Format(_segment_pieces, _read_segments),
+    "broker": _Format(_log_pieces, _read_log),
 }
 _SUFFIXES: Final = {
     ".export.jsonl": "export",

@@ -31,6 +31,14 @@ STREAM_OPTIONS: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
     "ackMode", "keepSegments",
 )  # fmt: skip
+LOG_OPTIONS: Final = (
+    "path",
+    "queue",
+    "startingOffsets",
+    "maxRecordsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+)
 WRITE_OPTIONS: Final = (
     "url",
     "urlEnv",
@@ -122,6 +130,19 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """A stream from the embedded broker's log."""
+
+    path: str
+    #: "" for all.
+    queue: str
+    latest: bool
+    max_records: int
+    min_partitions: int
+    fail_on_data_loss: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
     url: UrlRef
     #: "" when every row names its own.
@@ -173,6 +194,21 @@ def stream_options(raw: Mapping[str, str]) -> StreamOptions:
         include_headers=_flag(given, "includeHeaders", True),
         ack_mode="never" if mode == "never" else "after-freeze",
         keep_segments=_flag(given, "keepSegments", False),
+    )
+
+
+def log_options(raw: Mapping[str, str]) -> LogOptions:
+    given = _checked(raw, LOG_OPTIONS)
+    starting = given.get("startingoffsets", "earliest")
+    if starting not in ("earliest", "latest"):
+        raise ConfigError("a log is read from earliest or latest", setting="startingOffsets")
+    return LogOptions(
+        path=given["path"].removeprefix("file://"),
+        queue=given.get("queue", ""),
+        latest=starting == "latest",
+        max_records=_integer(given, "maxRecordsPerTrigger", DEFAULT_RECORDS, least=1),
+        min_partitions=_integer(given, "minPartitions", 0) or (os.cpu_count() or 1),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
     )
 
 

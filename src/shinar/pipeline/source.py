@@ -34,10 +34,13 @@ from shinar.pipeline.browse import browsed_rows
 from shinar.pipeline.filters import Test, queues_left, usable
 from shinar.pipeline.freeze import Share, frozen_rows
 from shinar.pipeline.frozen import START, Planner
+from shinar.pipeline.logstream import LogPlanner, log_rows
 from shinar.pipeline.options import (
     ArchiveOptions,
     BrowseOptions,
+    LogOptions,
     StreamOptions,
+    log_options,
     read_options,
     stream_options,
     write_options,
@@ -59,6 +62,8 @@ class ShinarSource(DataSource):
         return ArchiveReader(options) if isinstance(options, ArchiveOptions) else BrowseReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if "path" in self.options:
+            return LogStream(log_options(self.options))
         options = stream_options(self.options)
         return ReplayStream(options) if options.url.traits().replayable else FrozenStream(options)
 
@@ -202,6 +207,41 @@ class ReplayStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _plan(self) -> ReplayPlanner:
         if self._planner is None:
             self._planner = ReplayPlanner(self._options)
+        return self._planner
+
+
+class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The embedded broker's own log: positions are offsets."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+        self._planner: LogPlanner | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._plan().initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_records)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan().fix_target()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_records
+        return self._plan().latest(start, rows)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._plan().lag()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [Part(part) for part in self._plan().ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return log_rows(partition.value, self._options)
+
+    def _plan(self) -> LogPlanner:
+        if self._planner is None:
+            self._planner = LogPlanner(self._options)
         return self._planner
 
 
