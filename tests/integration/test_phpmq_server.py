@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -338,6 +339,16 @@ def test_a_failing_store_promises_nothing_and_recovers(start: Start, opened, mon
     broker.publish("q", bodies("after"))
     assert [d.body for d in broker.browse("q")] == [b"before", b"after"]
     assert server.server.hub.engine.totals.store_failures == 1
+
+
+def test_a_stopping_server_says_so(start: Start, opened) -> None:
+    server = start()
+    broker = opened(server.url)
+    timer = threading.Timer(0.3, server.stop)
+    timer.start()
+    with pytest.raises(BrokerUnavailable):
+        broker.reserve("q", 1, 30)
+    timer.join()
 
 
 def test_a_reserve_survives_a_restart_of_the_server(start: Start, opened, tmp_path: Path) -> None:

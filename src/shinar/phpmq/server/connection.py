@@ -211,8 +211,11 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def close(self) -> None:
+    def say_goodbye(self) -> None:
+        """The server is stopping: what was committed has been written, this is the last frame."""
         if self._transport is not None:
+            if self.extended:
+                self._transport.write(pack(Failure(0, "stopping", "the broker is going away")))
             self._transport.close()
 
     def abort(self) -> None:

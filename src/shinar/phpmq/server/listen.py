@@ -233,7 +233,7 @@ class Server:
             server.close()
         self.hub.commit()
         for connection in list(self.hub.connections):
-            connection.close()
+            connection.say_goodbye()
         for _ in range(int(self._options.stop_s / 0.05)):
             if not self.hub.connections:
                 break
