@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proton import Message, symbol
-from proton import ProtonException as EngineError
 
 from shinar.brokers.contract import NOTHING, Delivery, Outgoing
 from shinar.brokers.projection import contract_properties, project, user_headers
@@ -14,6 +13,8 @@ from shinar.brokers.projection import contract_properties, project, user_headers
 _DUE: Final = symbol("x-opt-delivery-time")
 #: Seconds with half a millisecond on top: proton cuts the fraction off, and would lose one otherwise.
 _HALF_MS: Final = 0.5
+#: Codes with which a section of a message may begin.
+_SECTIONS: Final = frozenset(bytes([code]) for code in range(0x70, 0x79))
 _TYPE: Final = symbol("x-opt-jms-type")
 
 
@@ -54,11 +55,7 @@ def delayed_copy(packed: bytes, due_ms: int) -> bytes:
 
 def decode(packed: bytes, queue: str, receipt: Any, received_ms: int) -> Delivery:
     amqp: Any = Message()
-    try:
-        amqp.decode(packed)
-    except EngineError:
-        # Not a message any client could have meant; the bytes are what there is to dead-letter.
-        return Delivery(packed, queue, receipt, received_ms=received_ms)
+    amqp.decode(packed)
     headers = amqp.properties or NOTHING
     properties: dict[str, Any] = contract_properties(headers)
     if amqp.annotations and _TYPE in amqp.annotations:
@@ -68,7 +65,7 @@ def decode(packed: bytes, queue: str, receipt: Any, received_ms: int) -> Deliver
     if amqp.creation_time:
         properties["creation_time"] = round(amqp.creation_time * 1000)
     return Delivery(
-        _bytes_of(amqp.body),
+        _bytes_of(amqp.body) if amqp.body is not None else _without_body(packed),
         queue,
         receipt,
         user_headers(headers) or NOTHING,
@@ -86,4 +83,11 @@ def _bytes_of(body: Any) -> bytes:
         return body.encode("utf-8", "surrogatepass")
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
-    return b"" if body is None else str(body).encode()
+    return str(body).encode()
+
+
+def _without_body(packed: bytes) -> bytes:
+    """A message may lack a body. Bytes that are no message at all are kept, to be dead-lettered:
+    proton reads them as one without anything."""
+    section = packed[:3]
+    return b"" if section[:2] == b"\x00\x53" and section[2:] in _SECTIONS else packed
