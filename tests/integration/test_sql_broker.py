@@ -347,6 +347,26 @@ def test_a_connection_cut_while_idle_is_not_noticed(name: str, url_of, opened) -
     assert [d.body for d in broker.reserve("orders", 9, 0)] == [b"000000", b"000001"]
 
 
+@pytest.mark.live("postgresql")
+def test_a_stricter_isolation_by_default_does_not_disturb(server, url_of, opened) -> None:
+    admin = raw("postgresql", server.url)
+    admin.autocommit = True
+    admin.execute("ALTER ROLE shinar SET default_transaction_isolation = 'serializable'")
+    try:
+        one, other = opened(url := url_of("postgresql", notify="false")), opened(url)
+        one.publish("orders", numbered(40))
+        for _ in range(10):
+            assert one.ack(one.reserve("orders", 2, 1)) == ()
+            assert other.ack(other.reserve("orders", 2, 1)) == ()
+        assert one.depth("orders").ready == 0
+        assert [
+            row[0] for row in one._database.raw.execute("SELECT COUNT(*) FROM pg_prepared_statements")
+        ] == [0]
+    finally:
+        admin.execute("ALTER ROLE shinar RESET default_transaction_isolation")
+        admin.close()
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_wrong_password_or_database_is_named_without_secrets(name: str, live_server) -> None:
     url = live_server(name).url

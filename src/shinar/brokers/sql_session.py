@@ -38,6 +38,8 @@ CONNECT_OPTIONS: Final = {
 #: How long SQLite waits for another process's write before it gives up.
 BUSY_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
+#: A statement is prepared on the server once it was used so often.
+_PREPARE_AFTER: Final = 3
 #: How long the measured difference to the database's clock is trusted.
 CLOCK_TRUST_S: Final = 60.0
 
@@ -287,9 +289,14 @@ def _open_postgresql(driver: Any, url: BrokerUrl) -> Any:
         "application_name": "shinar",
     }
     given = {name: value for name, value in settings.items() if value}
-    connection = driver.connect(autocommit=True, **given)
-    # What we take with SKIP LOCKED is right under READ COMMITTED only, whatever the server's default.
-    connection.execute("SET default_transaction_isolation = 'read committed'")
+    # Without notifications there may be a pooler between us, which changes the server's session under
+    # our feet: then nothing may be prepared in it either.
+    prepare_after = _PREPARE_AFTER if url.flag("notify", True) else None
+    connection = driver.connect(autocommit=True, prepare_threshold=prepare_after, **given)
+    (isolation,) = connection.execute("SHOW default_transaction_isolation").fetchone()
+    if isolation != "read committed":
+        # SKIP LOCKED under a stricter level fails on rows that others have changed.
+        connection.execute("SET default_transaction_isolation = 'read committed'")
     return connection
 
 
