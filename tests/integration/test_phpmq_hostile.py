@@ -261,7 +261,7 @@ def test_acks_of_other_peoples_messages_change_nothing(server: ServerThread, bys
         assert thief.next().content == b"before"
 
 
-FUZZ_S = 3600.0 if os.environ.get("SHINAR_HEAVY") else 5.0
+FUZZ_S = float(os.environ.get("SHINAR_FUZZ_S") or (3600.0 if os.environ.get("SHINAR_HEAVY") else 5.0))
 
 
 @pytest.mark.timeout(4000)

@@ -508,7 +508,7 @@ def test_metrics_over_http(tmp_path: Path, opened) -> None:
     holder: list[Server] = []
 
     def make() -> Server:
-        holder.append(Server(tmp_path, (LOOPBACK,), store=Store(tmp_path), metrics=("127.0.0.1", 0)))
+        holder.append(Server(Store(tmp_path), (LOOPBACK,), metrics=("127.0.0.1", 0)))
         return holder[0]
 
     with ServerThread(make) as thread:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     listeners = _listeners(args, bool(access.tokens))
     store = Store(args.data, durability=args.durability, archive=args.archive)
     server = Server(
-        args.data, listeners, options=_options(args), access=access, store=store,
+        store, listeners, options=_options(args), access=access,
         metrics=_host_port(args.metrics, "--metrics") if args.metrics else None,
     )  # fmt: skip
     stopped_by = asyncio.run(_serve(server, args))

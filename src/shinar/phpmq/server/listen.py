@@ -171,17 +171,19 @@ class Hub:
 
 
 class Server:
+    """A store, served on listeners. `start` and `stop` belong to one event loop."""
+
     def __init__(
-        self, folder: Path, listeners: tuple[Listener, ...], *, options: Options | None = None,
-        access: Access | None = None, clock: Clock = SYSTEM, store: Store | None = None,
-        metrics: tuple[str, int] | None = None,
+        self, store: Store, listeners: tuple[Listener, ...], *, options: Options | None = None,
+        access: Access | None = None, clock: Clock = SYSTEM, metrics: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
-        self._metrics = metrics
         self.listeners = listeners
         self.access = access or Access()
+        self._store = store
         self._options = options or Options()
         self._clock = clock
-        self._store = store or Store(folder)
+        #: Host and port of the Prometheus endpoint; None for none.
+        self._metrics = metrics
         self._servers: list[asyncio.Server] = []
         self._http: asyncio.Server | None = None
         self.hub: Hub

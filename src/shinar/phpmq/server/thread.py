@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from shinar.phpmq.store import Durability, Store
 class ServerThread:
     """Running from construction to `stop`; also a context manager."""
 
-    def __init__(self, make: _Maker) -> None:
+    def __init__(self, make: Callable[[], Server]) -> None:
         started: Future[list[str]] = Future()
         self._loop = asyncio.new_event_loop()
         self._done = asyncio.Event()
@@ -45,13 +46,13 @@ class ServerThread:
     ) -> None:
         self.stop()
 
-    def _run(self, make: _Maker, started: Future[list[str]]) -> None:
+    def _run(self, make: Callable[[], Server], started: Future[list[str]]) -> None:
         try:
             self._loop.run_until_complete(self._serve(make, started))
         finally:
             self._loop.close()
 
-    async def _serve(self, make: _Maker, started: Future[list[str]]) -> None:
+    async def _serve(self, make: Callable[[], Server], started: Future[list[str]]) -> None:
         try:
             self.server = make()
             await self.server.start()
@@ -63,26 +64,15 @@ class ServerThread:
         await self.server.stop()
 
 
-class _Maker:
-    """How to build the server, inside its own thread."""
-
-    def __init__(
-        self, folder: Path, listeners: tuple[Listener, ...], options: Options, access: Access,
-        store: tuple[Durability, bool],
-    ) -> None:  # fmt: skip
-        self._parts = (folder, listeners, options, access, store)
-
-    def __call__(self) -> Server:
-        folder, listeners, options, access, (durability, archive) = self._parts
-        store = Store(folder, durability=durability, archive=archive)
-        return Server(folder, listeners, options=options, access=access, store=store)
-
-
 def serve_in_thread(
     data_dir: str | Path, *, listeners: tuple[Listener, ...] = (Listener(port=0),),
     options: Options | None = None, access: Access | None = None,
     durability: Durability = "fsync", archive: bool = False,
 ) -> ServerThread:  # fmt: skip
     """Start a broker on a free loopback port; its `url` takes clients, its `stop` ends it cleanly."""
-    make = _Maker(Path(data_dir), listeners, options or Options(), access or Access(), (durability, archive))
+
+    def make() -> Server:
+        store = Store(Path(data_dir), durability=durability, archive=archive)
+        return Server(store, listeners, options=options, access=access)
+
     return ServerThread(make)
