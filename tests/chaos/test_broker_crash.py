@@ -25,6 +25,8 @@ HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
 MESSAGES = 20_000 if HEAVY else 1_500
 KILLS = 20 if HEAVY else 3
 PREFETCH = 50
+#: Pulsar writes individual acks to disk about once a second, so a restart of the server forgets the last ones.
+LATE_ACKS = {"pulsar": 8}
 PROGRAM = Path(__file__).with_name("crash_program.py")
 
 __all__ = ["case", "embedded"]
@@ -71,4 +73,4 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(case: Case, tmp_pat
     )
     assert sorted(counts) == list(range(MESSAGES)), "a message was lost"
     # A kill repeats what was handled but not yet acknowledged; a restart of the server, what was in hand.
-    assert twice <= (KILLS + 1) * 2 * PREFETCH
+    assert twice <= (KILLS + 1) * 2 * PREFETCH * LATE_ACKS.get(case.traits.name, 1)
