@@ -247,15 +247,33 @@ def test_receipts_work_in_another_process(server, broker, name):
         assert [number_of(d) for d in take(other, name, 1)] == [number_of(got[2])]
 
 
-def test_a_body_too_large(broker, name):
+def test_a_body_too_large_is_refused_before_anything_is_sent(broker, name):
     small, big = Outgoing(envelope()), Outgoing(envelope(data={"x": "y" * 300_000}))
     with pytest.raises(BodyTooLarge) as caught:
-        broker.publish(name, [big])
+        broker.publish(name, [small, big])
     assert caught.value.size_bytes > 300_000
-    with pytest.raises(PublishFailed) as part:
-        broker.publish(name, [small, big, small])
-    assert part.value.unconfirmed == (1, 2)
-    assert len(take(broker, name, 1)) == 1
+    assert broker.reserve(name, 1, 0) == []
+
+
+def test_what_the_server_finds_too_large(server, name):
+    small, big = Outgoing(envelope()), Outgoing(envelope(data={"x": "y" * 300_000}))
+    with opened(server.port, "max_body=1000000") as broker:
+        with pytest.raises(BodyTooLarge) as caught:
+            broker.publish(name, [big])
+        assert caught.value.size_bytes > 300_000
+        with pytest.raises(PublishFailed) as part:
+            broker.publish(name, [small, big, small])
+        assert part.value.unconfirmed == (1, 2)
+        assert len(take(broker, name, 1)) == 1
+
+
+def test_a_message_larger_than_a_batch_may_still_go_alone(name):
+    # As in premium namespaces: the batch limit is lower than that of a message.
+    with standin("--max-bytes", "2000000", "--max-batch-bytes", "100000") as port:
+        with opened(port, "max_body=2000000") as broker:
+            bodies = [envelope(n, data={"n": n, "x": "y" * (150_000 * (n % 2))}) for n in range(4)]
+            broker.publish(name, [Outgoing(body) for body in bodies])
+            assert sorted(d.body for d in take(broker, name, 4)) == sorted(bodies)
 
 
 def test_many_large_messages_go_in_several_batches(broker, name):

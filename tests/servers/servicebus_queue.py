@@ -23,6 +23,8 @@ class Settings:
     #: 0: no duplicate detection.
     dedup_ms: int = 0
     max_bytes: int = 256 * 1024
+    #: 0: as large as a message.
+    max_batch_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Queue:
         self._messages: dict[int, Stored] = {}
         self._ready: list[int] = []
         self._scheduled: list[tuple[int, int]] = []
+        self._expiring: list[tuple[int, int]] = []
         self._locked: dict[str, Stored] = {}
         self._seen: dict[str, int] = {}
 
@@ -95,6 +98,8 @@ class Queue:
         message.enqueued_ms = now_ms
         self._number(message)
         heapq.heappush(self._ready, message.sequence)
+        if message.expires_ms is not None:
+            heapq.heappush(self._expiring, (message.expires_ms, message.sequence))
 
     def _number(self, message: Stored) -> None:
         message.sequence = next(self._sequences)
@@ -216,9 +221,7 @@ class Queue:
 
     # -- time
 
-    def tick(self, now_ms: int) -> bool:
-        """True when something became ready."""
-        before = len(self._ready)
+    def tick(self, now_ms: int) -> None:
         while self._scheduled and self._scheduled[0][0] <= now_ms:
             _, sequence = heapq.heappop(self._scheduled)
             message = self._messages.pop(sequence, None)
@@ -230,9 +233,13 @@ class Queue:
                 del self._locked[token]
                 message.token = ""
                 self._put_back(message, now_ms, counted=True)
-        for message in list(self._messages.values()):
-            if message.expires_ms is not None and message.expires_ms <= now_ms and not message.token:
+        while self._expiring and self._expiring[0][0] <= now_ms:
+            at_ms, sequence = heapq.heappop(self._expiring)
+            message = self._messages.get(sequence)
+            if message is not None and message.token:
+                # Locked: whoever has it may still finish.
+                heapq.heappush(self._expiring, (max(at_ms, message.locked_until_ms) + 1, sequence))
+            elif message is not None:
                 self._bury(
                     message, now_ms, "TTLExpiredException", "The message expired and was dead lettered."
                 )
-        return len(self._ready) > before

@@ -11,21 +11,13 @@ Sessions are there as far as one receiver per session needs them.
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
-import hmac
-import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, unquote_plus, urlsplit
+from urllib.parse import urlsplit
 
 from proton import (
-    UNDESCRIBED,
-    Array,
     Condition,
-    Data,
     Delivery,
     Endpoint,
     Handler,
@@ -33,119 +25,20 @@ from proton import (
     Message,
     Terminus,
     symbol,
-    timestamp,
 )
 from proton.reactor import Container
-from servicebus_queue import DEAD_LETTERS, Queue, Settings, Stored
+from servicebus_message import stored, unpack, wire
+from servicebus_queue import DEAD_LETTERS, Queue, Settings
+from servicebus_requests import LOCK_LOST, VENDOR, manage, now_ms, token_is_valid
 
 TICK_S = 0.02
 CREDIT = 1000
 MANAGEMENT = "/$management"
-VENDOR = "com.microsoft"
-LOCK_LOST = f"{VENDOR}:message-lock-lost"
 SESSION_FILTER = symbol(f"{VENDOR}:session-filter")
 #: How long the service lets a receiver wait for any session, unless it says.
 SESSION_WAIT_MS = 65_000
 #: .NET ticks between year 1 and 1970.
 TICKS_EPOCH = 621_355_968_000_000_000
-
-#: Descriptor codes of the sections of a message.
-HEADER, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = 0x70, 0x72, 0x73, 0x74, 0x75
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-# -- messages as sections
-
-
-def sections(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Descriptor code and bytes of each section, the descriptor included."""
-    at = 0
-    while at < len(payload):
-        start, code, kind = at, payload[at + 2], payload[at + 3]
-        if kind in (0xA0, 0xA1, 0xC0, 0xC1):
-            at += 5 + payload[at + 4]
-        elif kind in (0xB0, 0xB1, 0xD0, 0xD1):
-            at += 8 + int.from_bytes(payload[at + 4 : at + 8], "big")
-        elif kind in (0x40, 0x45):
-            at += 4
-        else:  # some other scalar as an amqp-value: always the last section
-            at = len(payload)
-        yield code, payload[start:at]
-
-
-def content(section: bytes) -> bytes:
-    """The bytes inside a data section."""
-    return section[5:] if section[3] == 0xA0 else section[8:]
-
-
-def unpack(payload: bytes) -> list[bytes]:
-    """The messages of a transfer: a batch is a message whose data sections are messages."""
-    inner = [content(section) for code, section in sections(payload) if code == DATA]
-    is_batch = bool(inner) and all(data[:2] == b"\x00\x53" and HEADER <= data[2] <= 0x78 for data in inner)
-    return inner if is_batch else [payload]
-
-
-def stored(payload: bytes, at_ms: int) -> Stored:
-    message = Message()
-    message.decode(payload)
-    kept: dict[int, bytes] = {}
-    body = b""
-    for code, section in sections(payload):
-        if code in (PROPERTIES, APPLICATION):
-            kept[code] = section
-        elif code > APPLICATION:
-            body += section
-    annotations = dict(message.annotations or {})
-    due = annotations.pop("x-opt-scheduled-enqueue-time", 0)
-    return Stored(
-        kept.get(PROPERTIES, b""),
-        kept.get(APPLICATION, b""),
-        body,
-        message_id=str(message.id or ""),
-        session=message.group_id or "",
-        annotations={
-            str(name): value for name, value in annotations.items() if not name.startswith("x-opt-")
-        },
-        expires_ms=at_ms + int(message.ttl * 1000) if message.ttl else None,
-        due_ms=int(due),
-    )
-
-
-def wire(message: Stored) -> bytes:
-    """What a receiver gets: a fresh header and annotations around the sections as they came."""
-    notes = {
-        **message.annotations,
-        "x-opt-sequence-number": message.sequence,
-        "x-opt-enqueued-time": timestamp(message.enqueued_ms),
-        "x-opt-message-state": message.state,
-    }
-    if message.token:
-        notes["x-opt-locked-until"] = timestamp(message.locked_until_ms)
-    if message.source:
-        notes["x-opt-deadletter-source"] = message.source
-    top = Message()
-    top.annotations = {symbol(name): value for name, value in notes.items()}
-    marked = next(section for code, section in sections(top.encode()) if code == ANNOTATIONS)
-    application = _with_reason(message) if message.dead else message.application
-    return header(message.count) + marked + message.properties + application + message.body
-
-
-def header(count: int) -> bytes:
-    """Durable, and a delivery-count that is written even when it is 0: proton would leave it out."""
-    fields = b"\x41\x40\x40\x40\x70" + count.to_bytes(4, "big")
-    return b"\x00\x53\x70\xc0" + bytes([len(fields) + 1, 5]) + fields
-
-
-def _with_reason(message: Stored) -> bytes:
-    found = Message()
-    if message.application:
-        found.decode(message.application + b"\x00\x53\x77\x40")
-    found.properties = {**(found.properties or {}), **message.dead}
-    return next(section for code, section in sections(found.encode()) if code == APPLICATION)
-
 
 # -- links
 
@@ -239,6 +132,9 @@ class Standin(Handler):
         elif link.is_receiver:
             link.target.address = link.remote_target.address
             link.max_message_size = self._settings.max_bytes
+            if self._settings.max_batch_bytes:
+                limit = symbol(f"{VENDOR}:max-message-batch-size")
+                link.properties = {limit: self._settings.max_batch_bytes}
             link.open()
             link.flow(CREDIT)
         elif node == "$cbs" or node.endswith(MANAGEMENT):
@@ -419,67 +315,6 @@ class Standin(Handler):
             sent.settle()
 
 
-def manage(queue: Queue, operation: str, asked: dict[str, Any]) -> tuple[int, Any, str]:
-    """Status, body and error condition of a request to a queue's $management node."""
-    at_ms = now_ms()
-    match operation:
-        case "renew-lock":
-            until = [queue.renew(token, at_ms) for token in tokens(asked)]
-            if None in until:
-                return 410, None, LOCK_LOST
-            return 200, {"expirations": Array(UNDESCRIBED, Data.TIMESTAMP, *map(timestamp, until))}, ""
-        case "renew-session-lock":
-            return 200, {"expiration": timestamp(queue.renew_session(asked["session-id"], at_ms))}, ""
-        case "update-disposition":
-            return settle_many(queue, asked, at_ms)
-        case "schedule-message":
-            numbers = [
-                queue.put(stored(bytes(entry["message"]), at_ms), at_ms) for entry in asked["messages"]
-            ]
-            return 200, {"sequence-numbers": Array(UNDESCRIBED, Data.LONG, *numbers)}, ""
-        case "cancel-scheduled-message":
-            gone = [queue.cancel(number) for number in asked["sequence-numbers"].elements]
-            return (200, {}, "") if all(gone) else (404, None, f"{VENDOR}:message-not-found")
-        case "peek-message":
-            seen = queue.peek(asked["from-sequence-number"], asked["message-count"])
-            if not seen:
-                return 204, None, ""
-            return 200, {"messages": [{"message": wire(message)} for message in seen]}, ""
-        case "receive-by-sequence-number":
-            taken = [queue.take_deferred(number, at_ms) for number in asked["sequence-numbers"].elements]
-            if None in taken:
-                return 404, None, f"{VENDOR}:message-not-found"
-            rows = [
-                {"lock-token": uuid.UUID(bytes_le=m.token.encode()), "message": wire(m)} for m in taken if m
-            ]
-            return 200, {"messages": rows}, ""
-    return 501, None, "amqp:not-implemented"
-
-
-def settle_many(queue: Queue, asked: dict[str, Any], at_ms: int) -> tuple[int, Any, str]:
-    """All or nothing: one lost lock refuses the request."""
-    held = tokens(asked)
-    if any(queue.holds(token, at_ms) is None for token in held):
-        return 410, None, LOCK_LOST
-    for token in held:
-        match asked["disposition-status"]:
-            case "completed":
-                queue.complete(token, at_ms)
-            case "abandoned":
-                queue.abandon(token, at_ms)
-            case "defered":
-                queue.defer(token, at_ms)
-            case "suspended":
-                queue.dead_letter(
-                    token, at_ms, asked.get("deadletter-reason", ""), asked.get("deadletter-description", "")
-                )
-    return 200, {}, ""
-
-
-def tokens(asked: dict[str, Any]) -> list[str]:
-    return [token.bytes_le.decode("latin-1") for token in asked["lock-tokens"].elements]
-
-
 def address(text: str | None) -> str:
     text = text or ""
     return urlsplit(text).path.lstrip("/") if "://" in text else text
@@ -511,17 +346,6 @@ def refuse(link: Link, condition: str, text: str) -> None:
     link.close()
 
 
-def token_is_valid(token: str, key: str) -> bool:
-    """A SAS token signed with the key the stand-in was started with."""
-    fields = parse_qs(token.partition(" ")[2], keep_blank_values=True)
-    try:
-        signed = f"{token.partition('sr=')[2].partition('&')[0]}\n{fields['se'][0]}"
-        given = base64.b64decode(unquote_plus(token.partition("sig=")[2].partition("&")[0]))
-    except (KeyError, ValueError):
-        return False
-    return hmac.compare_digest(hmac.new(key.encode(), signed.encode(), hashlib.sha256).digest(), given)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="An AMQP 1.0 stand-in for Azure Service Bus, for tests.")
     parser.add_argument("--port", type=int, required=True)
@@ -533,6 +357,7 @@ def main() -> None:
     )
     parser.add_argument("--max-deliveries", type=int, default=10)
     parser.add_argument("--max-bytes", type=int, default=256 * 1024)
+    parser.add_argument("--max-batch-bytes", type=int, default=0, help="lower than that, as premium has it")
     parser.add_argument(
         "--key", default="", help="SAS key that tokens must be signed with; none: all are welcome"
     )
@@ -542,7 +367,11 @@ def main() -> None:
     asked = parser.parse_args()
     only = frozenset(asked.only.split(",")) - {""}
     settings = Settings(
-        int(asked.lock * 1000), asked.max_deliveries, int(asked.dedup_window * 1000), asked.max_bytes
+        lock_ms=int(asked.lock * 1000),
+        max_deliveries=asked.max_deliveries,
+        dedup_ms=int(asked.dedup_window * 1000),
+        max_bytes=asked.max_bytes,
+        max_batch_bytes=asked.max_batch_bytes,
     )
     Container(Standin(asked.port, settings, asked.key, only)).run()
 

@@ -78,6 +78,7 @@ class ServiceBusBroker:
     def __init__(self, url: BrokerUrl, clock: Clock) -> None:
         self._traits = traits(url)
         self._clock = clock
+        self._max_body_bytes = self._traits.max_body_bytes or MAX_BODY_BYTES
         self._prefetch = int(url.number("prefetch", 0))
         self._client = open_client(url)
         self._sessions = Sessions(self._client) if url.flag("sessions") else None
@@ -94,6 +95,9 @@ class ServiceBusBroker:
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         now_s = self._clock.epoch_s()
+        for message in messages:
+            if len(message.body) > self._max_body_bytes:
+                raise BodyTooLarge(len(message.body), self._max_body_bytes, broker="servicebus", queue=queue)
         self._send(queue, [wire.message_of(message, now_s) for message in messages])
 
     def _send(self, queue: str, messages: Sequence[ServiceBusMessage]) -> None:
@@ -127,10 +131,18 @@ class ServiceBusBroker:
                 break
             count += 1
         if count == 0:
-            size = sum(len(part) for part in messages[0].body)
-            raise BodyTooLarge(size, batch.max_size_in_bytes, broker="servicebus", queue=queue)
+            # Larger than a batch may be: premium namespaces still take it alone.
+            self._send_alone(sender, queue, messages[0])
+            return 1
         sender.send_messages(batch)
         return count
+
+    def _send_alone(self, sender: ServiceBusSender, queue: str, message: ServiceBusMessage) -> None:
+        try:
+            sender.send_messages(message)
+        except MessageSizeExceededError as exc:
+            size = sum(len(part) for part in message.body)
+            raise BodyTooLarge(size, self._max_body_bytes, broker="servicebus", queue=queue) from exc
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         if queue.endswith(DEAD_LETTERS):

@@ -55,7 +55,8 @@ def entry(writing: Writing, message: Outgoing, origin: Delivery | None = None) -
     """The entry and the bytes it counts for. `origin` is given for a copy of a delivery."""
     headers = project("sqs", message).headers
     attributes = attributes_of(headers, copy=origin is not None)
-    made: Entry = {"MessageBody": _text(message.body), "MessageAttributes": attributes}
+    text = _text(message.body, copy=origin is not None)
+    made: Entry = {"MessageBody": text, "MessageAttributes": attributes}
     delay_s = publish_delay_s(writing.fifo, message.delay_s)
     if delay_s:
         made["DelaySeconds"] = delay_s
@@ -110,12 +111,15 @@ def delivery(queue: str, group: str, raw: Mapping[str, Any], now_ms: int, lease_
     )
 
 
-def _text(body: bytes) -> str:
+def _text(body: bytes, *, copy: bool) -> str:
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:
         raise ContractError(f"SQS carries text only, and the body is not UTF-8 at byte {exc.start}") from None
     odd = _ILLEGAL.search(text)
+    if odd and copy:
+        # An error's text can bring such characters into a dead letter; escaped it says the same.
+        return _ILLEGAL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     if odd:
         raise ContractError(
             f"SQS takes no U+{ord(odd[0]):04X} (character {odd.start()} of the body); write a JSON escape"
