@@ -347,6 +347,21 @@ def _exists(broker, queue: str) -> bool:
     return True
 
 
+def test_an_error_on_the_io_thread_reaches_the_caller(server, queue):
+    def boom() -> None:
+        raise RuntimeError("a bug of ours")
+
+    with closing(connect(server.url)) as broker:
+        broker.publish(queue, [outgoing(1)])
+        held = broker.reserve(queue, 1, 5.0)
+        broker._io.submit(boom)
+        with pytest.raises(BrokerUnavailable):
+            broker.reserve(queue, 1, 30.0)
+        assert broker.ack(held) == tuple(held)
+        broker.publish(queue, [outgoing(2)])
+        assert len(broker.reserve(queue, 1, 5.0)) == 1
+
+
 def test_a_silent_server_is_given_up(queue):
     with private() as own, closing(connect(f"{own.url}?timeout_s=1")) as broker:
         broker.publish(queue, [outgoing()])

@@ -159,7 +159,8 @@ class Consumer:
         consumer = content.consumer.decode()
         if consumer not in self._welcome:
             # Sent before the server heard that we stopped: back to its place, like those before it.
-            self._channel.basic_reject(content.tag, requeue=True)
+            if self._channel.is_open:
+                self._channel.basic_reject(content.tag, requeue=True)
             return
         if consumer == self._consumer_tag:
             self._charged.add(content.tag)
@@ -192,7 +193,7 @@ class Consumer:
         return done
 
     def _stop_if_idle(self) -> None:
-        if self.ended is not None or self._consumer_tag is None:
+        if self.ended is not None or self._consumer_tag is None or not self._channel.is_open:
             self._watched = False
             return
         with self._lock:

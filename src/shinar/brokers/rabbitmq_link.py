@@ -60,7 +60,7 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]  # pika has no t
 
     def _flush(self) -> None:
         data, self._outbox = b"".join(self._outbox), []
-        if self.is_closed:
+        if self.is_closed or self._transport is None:
             return
         for start in range(0, len(data), WRITE_BYTES):
             super()._adapter_emit_data(data[start : start + WRITE_BYTES])
@@ -69,11 +69,21 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]  # pika has no t
 class IoThread:
     def __init__(self) -> None:
         self.loop = IOLoop()
+        #: Told, on the I/O thread, of an error nobody caught there.
+        self.on_error: list[Callable[[Exception], None]] = []
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="shinar-rabbitmq", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self.loop.start()
+        while not self._stopped:
+            try:
+                self.loop.start()
+            # Outermost loop of the thread. Whoever waits must hear of it, or would wait in vain, and the
+            # connections must close, or what they hold would stay held: so the loop goes on.
+            except Exception as exc:
+                for tell in list(self.on_error):
+                    tell(AMQPConnectionError(exc))
         self.loop.close()
 
     def submit(self, action: Callable[[], None]) -> None:
@@ -81,8 +91,12 @@ class IoThread:
 
     def stop(self) -> None:
         # A turn later, so that a connection given up just now can close its socket.
-        self.submit(lambda: self.submit(self.loop.stop))
+        self.submit(lambda: self.submit(self._stop))
         self._thread.join(timeout=5.0)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self.loop.stop()
 
 
 class Link:
@@ -97,6 +111,7 @@ class Link:
         #: Told, on the I/O thread, that the connection ended.
         self.on_lost: list[Callable[[BaseException], None]] = []
         self._connection: Any = None
+        io.on_error.append(self._give_up)
         self.ask(lambda opened: self._open(parameters, opened))
 
     def ask(self, action: Callable[[Future[_T]], None], timeout_s: float | None = None) -> _T:
@@ -186,6 +201,7 @@ class Link:
         if self.lost is not None:
             return
         self.lost = reason
+        self._io.on_error.remove(self._give_up)
         for tell in self.on_lost:
             tell(reason)
         for answer in list(self._pending):

@@ -82,7 +82,9 @@ class Publisher:
             job, self._job = self._job, None
             if job is None:
                 raise
-            raise Incomplete(job, exc) from exc
+            failed = Incomplete(job, exc)
+            if failed.returned or failed.refused or failed.unknown:
+                raise failed from exc
 
     def _pump(self) -> None:
         job = self._job
@@ -115,7 +117,7 @@ class Publisher:
             index = job.in_flight.pop(number, None)
             if index is not None and not taken:
                 job.refused.add(index)
-        if len(job.in_flight) <= WINDOW // 2:
+        if len(job.in_flight) <= WINDOW // 2 and self._channel is not None and self._channel.is_open:
             self._pump()
 
     def _on_return(self, _channel: object, _method: object, _properties: object, body: bytes) -> None:
