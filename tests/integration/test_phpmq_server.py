@@ -22,6 +22,7 @@ from shinar.errors import (
     BrokerFull,
     BrokerUnavailable,
     ConfigError,
+    PublishFailed,
     QueueMissing,
     StoreError,
 )
@@ -29,6 +30,7 @@ from shinar.phpmq import archive, maintenance
 from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Limits, Requeue, Send
 from shinar.phpmq.server import Access, Listener, Options, Rights, ServerThread, serve_in_thread
 from shinar.phpmq.server.access import digest_of, from_file, from_token
+from shinar.phpmq.server.options import Refused
 
 from .phpmq_plain import Plain
 
@@ -305,6 +307,97 @@ def test_bodies_over_the_limit_are_refused_before_anything_is_sent(start: Start,
     with pytest.raises(BodyTooLarge):
         broker.publish("q", [Outgoing(b"", {"h": "x" * 70_000})])
     broker.publish("q", [Outgoing(b"x" * 1000)])
+
+
+def test_a_refused_publish_leaves_the_connection_and_its_reservations(start: Start, opened) -> None:
+    broker = opened(start(options=Options(max_queues=2)).url)
+    broker.publish("q", bodies("held"))
+    (held,) = broker.reserve("q", 1, 1)
+    broker.publish("r", bodies("x"))
+    with pytest.raises(BrokerFull):
+        broker.publish("s", bodies("y"))
+    assert broker.ack([held]) == (), "the reservation is still ours"
+
+
+def test_part_of_a_large_publish_may_be_refused_and_it_says_which(start: Start, opened) -> None:
+    server = start()
+    broker = opened(server.url)
+    engine = server.server.hub.engine
+    original = engine.publish
+    calls = []
+
+    def second_chunk_is_refused(name, items, create=True):
+        calls.append(len(items))
+        if len(calls) == 2:
+            raise Refused("full", "no room for these")
+        original(name, items, create)
+
+    engine.publish = second_chunk_is_refused  # type: ignore[method-assign]
+    sent = [Outgoing(b"%d" % n) for n in range(5000)]
+    with pytest.raises(PublishFailed) as caught:
+        broker.publish("q", sent)
+    assert calls == [2000, 2000, 1000]
+    assert caught.value.unconfirmed == tuple(range(2000, 4000))
+    assert broker.depth("q").ready == 3000
+
+
+def test_queues_that_were_only_waited_for_make_room(start: Start, opened) -> None:
+    broker = opened(start(options=Options(max_queues=3)).url)
+    for number in range(10):
+        assert broker.reserve(f"nobody-sends-here-{number}", 1, 0) == []
+    broker.publish("a", bodies("x"))
+    broker.publish("b", bodies("x"))
+    broker.publish("c", bodies("x"))
+    with pytest.raises(BrokerFull):
+        broker.publish("d", bodies("x"))
+
+
+def test_a_fault_of_ours_leaves_nothing_half_done(start: Start, opened, monkeypatch, caplog) -> None:
+    server = start()
+    broker = opened(server.url)
+    broker.publish("q", bodies("before"))
+    engine = server.server.hub.engine
+    original = engine.insert
+
+    def faulty(*arguments: object) -> None:
+        original(*arguments)
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(engine, "insert", faulty)
+    with pytest.raises(BrokerUnavailable):
+        broker.publish("q", bodies("half"))
+    monkeypatch.undo()
+    broker.publish("q", bodies("after"))
+    assert [d.body for d in broker.browse("q")] == [b"before", b"after"]
+    assert "internal error" in caplog.text
+
+
+def test_a_file_that_cannot_be_opened_again_ends_the_server(start: Start, opened, monkeypatch) -> None:
+    server = start()
+    broker = opened(server.url)
+    store = server.server.hub.engine.store
+
+    def broken(*_: object) -> None:
+        raise StoreError("disk I/O error")
+
+    monkeypatch.setattr(store, "commit", broken)
+    monkeypatch.setattr(store, "queues", broken)
+    with pytest.raises(BrokerUnavailable):
+        broker.publish("q", bodies("x"))
+    assert server.server.hub.failed.is_set()
+    monkeypatch.undo()
+
+
+def test_reserving_nothing_gives_nothing(start: Start, opened) -> None:
+    broker = opened(start().url)
+    broker.publish("q", bodies("x"))
+    assert broker.reserve("q", 0, 0) == []
+    assert broker.depth("q").ready == 1
+
+
+def test_a_payload_must_hold_the_longest_body() -> None:
+    with pytest.raises(ConfigError):
+        Options(limits=Limits(max_body_bytes=1000, max_payload_bytes=1000))
 
 
 def test_a_full_disk_refuses_publishes_but_lets_consumers_drain(start: Start, opened) -> None:

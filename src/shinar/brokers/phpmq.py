@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -84,23 +85,27 @@ class PhpmqBroker:
         for message in messages:
             if len(message.body) > limit:
                 raise BodyTooLarge(len(message.body), limit, broker=NAME, queue=queue)
-        confirmed = 0
-        waiting: list[tuple[int, int]] = []
+        waiting: deque[tuple[int, int, int]] = deque()
+        unconfirmed = set(range(len(messages)))
+        failure: BrokerError | None = None
+        begin = 0
         try:
             for chunk in _chunks(messages, client.welcome.max_payload_bytes):
                 request = ext.Publish(client.tag(), queue, [_item(one) for one in chunk], self._create)
-                waiting.append((client.send(request), len(chunk)))
+                waiting.append((client.send(request), begin, begin + len(chunk)))
+                begin += len(chunk)
                 if len(waiting) >= CHUNKS_IN_FLIGHT:
-                    confirmed += self._confirm(client, waiting)
+                    failure = _confirm(client, waiting, unconfirmed) or failure
             while waiting:
-                confirmed += self._confirm(client, waiting)
+                failure = _confirm(client, waiting, unconfirmed) or failure
         except BrokerError as exc:
-            client.close()
-            if not confirmed:
-                raise
-            raise PublishFailed(
-                str(exc), total=len(messages), unconfirmed=tuple(range(confirmed, len(messages))), queue=queue
-            ) from exc
+            failure = exc
+        if failure is None:
+            return
+        if len(unconfirmed) == len(messages):
+            raise failure
+        left = tuple(sorted(unconfirmed))
+        raise PublishFailed(str(failure), total=len(messages), unconfirmed=left, queue=queue) from failure
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         deadline_s = self._clock.monotonic_s() + wait_s
@@ -166,11 +171,6 @@ class PhpmqBroker:
         )
         return client.call(request, ext.Batch, wait_s=wait_s)
 
-    def _confirm(self, client: Client, waiting: list[tuple[int, int]]) -> int:
-        tag, size = waiting.pop(0)
-        client.receive(tag, int)
-        return size
-
     def _settle(
         self,
         deliveries: Sequence[Delivery],
@@ -233,6 +233,22 @@ class PhpmqBroker:
             lease_until_ms=until_ms,
             position=f"{store}{item.key:016x}",
         )
+
+
+def _confirm(
+    client: Client, waiting: deque[tuple[int, int, int]], unconfirmed: set[int]
+) -> BrokerError | None:
+    """Await the oldest chunk. A refusal is returned, so that the others' outcome is still learnt; a broken
+    connection is raised."""
+    tag, begin, end = waiting.popleft()
+    try:
+        client.receive(tag, int)
+    except BrokerError as exc:
+        if client.closed:
+            raise
+        return exc
+    unconfirmed.difference_update(range(begin, end))
+    return None
 
 
 def _item(message: Outgoing) -> ext.Item:

@@ -7,6 +7,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.common import emit
-from shinar.errors import Cancelled, ConfigError
+from shinar.errors import Cancelled, ConfigError, StoreError
 
 if TYPE_CHECKING:
     from shinar.phpmq.server import Access, Listener, Options, Server
@@ -23,6 +24,8 @@ DEFAULT_LISTEN: Final = "127.0.0.1:9100"
 #: Read from the environment, never from the command line, where every user of the host could see it.
 TOKEN_VARIABLE: Final = "SHINAR_BROKER_TOKEN"
 MIB: Final = 1024 * 1024
+#: Files a server has open beside its clients.
+SPARE_FILES: Final = 256
 
 
 def register(actions: Any) -> None:
@@ -81,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(message)s",
     )
+    _allow_files(args.max_connections + SPARE_FILES)
     access = _access(args)
     listeners = _listeners(args, bool(access.tokens))
     store = Store(args.data, durability=args.durability, archive=args.archive)
@@ -107,9 +111,22 @@ async def _serve(server: Server, args: argparse.Namespace) -> int:
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, int(number))
-    by = await signals.get()
+    failing = asyncio.ensure_future(server.hub.failed.wait())
+    stopping = asyncio.ensure_future(signals.get())
+    await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        raise StoreError(f"{args.data} cannot be written any more; check the disk, then start again")
+    failing.cancel()
     await server.stop()
-    return by
+    return stopping.result()
+
+
+def _allow_files(count: int) -> None:
+    """As many open files as there may be connections, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _options(args: argparse.Namespace) -> Options:

@@ -65,7 +65,7 @@ def queue_of(key: int) -> int:
 
 def lock(folder: Path) -> int:
     """Take the folder for this process; returns the descriptor to close when done."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

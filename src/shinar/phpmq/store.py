@@ -92,7 +92,7 @@ class Store:
                 self._db.execute("PRAGMA synchronous=NORMAL")
             db = self._begin()
             if counts:
-                db.executemany("INSERT OR REPLACE INTO delivery VALUES (?,?)", counts)
+                self.add_counts(counts)
             if queues:
                 db.executemany(_UPDATE_QUEUE, [_values(row) for row in queues])
             db.execute("COMMIT")
@@ -101,10 +101,15 @@ class Store:
                 db.execute("PRAGMA synchronous=FULL")
 
     def rollback(self) -> None:
-        if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+        """Undo what is not committed; a file that refuses even that is opened afresh."""
         self._open = False
-        self._db.execute(f"PRAGMA synchronous={schema.synchronous(self.durability)}")
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._db.execute(f"PRAGMA synchronous={schema.synchronous(self.durability)}")
+        except sqlite3.Error:
+            self._db.close()
+            self._db = schema.open_file(self.path, self.durability)
 
     def close(self) -> None:
         self.rollback()
@@ -134,6 +139,11 @@ class Store:
             row = QueueRow(number, name, key_of(number, 1), key_of(number, 0))
             db.execute(f"INSERT INTO queue ({_QUEUE_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)", _values(row))
         return row
+
+    def drop_queue(self, number: int) -> None:
+        """Forget a queue that never had a message."""
+        with _mapped("drop queue"):
+            self._begin().execute("DELETE FROM queue WHERE id = ?", (number,))
 
     # -- messages
 
@@ -186,6 +196,11 @@ class Store:
             db.executemany("DELETE FROM message WHERE key BETWEEN ? AND ?", runs)
             if counted:
                 db.executemany("DELETE FROM delivery WHERE key BETWEEN ? AND ?", runs)
+
+    def add_counts(self, counts: Sequence[tuple[int, int]]) -> None:
+        """How often messages (by key) have been delivered so far."""
+        with _mapped("write counts"):
+            self._begin().executemany("INSERT OR REPLACE INTO delivery VALUES (?,?)", counts)
 
     def to_archive(self, keys: Sequence[int], queue: str, settled_ms: int) -> None:
         """Keep a copy of messages that are about to be deleted."""

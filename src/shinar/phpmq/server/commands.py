@@ -147,6 +147,9 @@ def _reserve(connection: Connection, request: ext.Reserve) -> None:
     options = connection.hub.options
     lease_s = min(request.lease_ms / 1000 or options.lease_s, options.max_lease_s)
     limit = min(request.limit, options.max_reserve, options.max_held - connection.holding)
+    if request.limit == 0:
+        connection.reply(request.tag, (0, 0, ()))
+        return
     if limit <= 0:
         raise Refused("full", f"this connection holds {connection.holding} messages; settle some first")
     deadline_s = connection.hub.clock.monotonic_s() + min(request.wait_ms, MAX_WAIT_MS) / 1000

@@ -72,7 +72,6 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
-        self._plain = PlainWriter(self._transport, self.resume_writing)
         self.hub.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -188,7 +187,9 @@ class Connection(asyncio.Protocol):
         out, self._out, self._out_bytes = self._out, [], 0
         if self._transport is None or not out:
             return
-        if not self.extended and not self.leave_after_reply and self._plain is not None:
+        if not self.extended and not self.leave_after_reply:
+            if self._plain is None:
+                self._plain = PlainWriter(self._transport, self.resume_writing)
             self._plain.write(out)
             if self._plain.waiting_bytes > PLAIN_HIGH_WATER and self.unread_since_s is None:
                 self.unread_since_s = self.hub.clock.monotonic_s()
@@ -199,13 +200,17 @@ class Connection(asyncio.Protocol):
 
     def cut_off(self, reason: Exception | str) -> None:
         """End this connection for good, and say why in the log."""
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None:
+            return
+        if self._transport.is_closing():
+            # It was told to go and does not take its last frame.
+            self._transport.abort()
             return
         log.warning("client %s cut off: %s", self.peer, reason)
         kind = type(reason).__name__ if isinstance(reason, Exception) else str(reason)
         counts = self.hub.engine.totals.cut_off
         counts[kind] = counts.get(kind, 0) + 1
-        if self.extended:
+        if self.extended and not self._transport.get_write_buffer_size():
             self._transport.write(pack(Failure(0, "bad-request", str(reason))))
             self._transport.close()
         else:

@@ -104,7 +104,7 @@ class Engine:
             raise Refused("no-queue", f"there is no queue {name}; publish to it first or allow creating it")
         if not name or not name.isprintable() or self.too_long(name):
             raise Refused("bad-request", "a queue name is 1 to 255 bytes of printable text")
-        if len(self.queues) >= self.options.max_queues:
+        if len(self.queues) >= self.options.max_queues and not self._drop_unused():
             raise Refused("full", f"there are {len(self.queues)} queues already; raise --max-queues")
         return self.create(name)
 
@@ -113,6 +113,15 @@ class Engine:
         self.queues[name] = queue
         self.by_id[queue.row.id] = queue
         return queue
+
+    def _drop_unused(self) -> bool:
+        """Forget queues that were only ever waited for."""
+        unused = [queue for queue in self.queues.values() if queue.never_used]
+        for queue in unused:
+            self.store.drop_queue(queue.row.id)
+            del self.queues[queue.name], self.by_id[queue.row.id]
+            self._dirty.discard(queue)
+        return bool(unused)
 
     def too_long(self, name: str) -> bool:
         return len(name.encode("utf-8", "surrogatepass")) > self.options.limits.max_queue_bytes

@@ -36,6 +36,8 @@ DEFAULT_PORT: Final = 9100
 PATROL_S: Final = 0.5
 #: Seconds between two rounds of forgetting old archived messages.
 PRUNE_S: Final = 60.0
+#: Seconds a client has for its TLS handshake.
+HANDSHAKE_S: Final = 10.0
 #: Connections the kernel keeps for us while a commit runs.
 BACKLOG: Final = 1024
 
@@ -68,6 +70,8 @@ class Hub:
         self.outgoing: set[Connection] = set()
         self.inbound_bytes = 0
         self.since_s = self.clock.monotonic_s()
+        #: Set when not even a fresh start from the file works: the process should end.
+        self.failed = asyncio.Event()
         self._pruned_s = float("-inf")
         self._loop = loop
         self._planned = False
@@ -98,7 +102,7 @@ class Hub:
         self.engine.leave(connection)
 
     def guard(self, connection: Connection, messages: list[Message]) -> None:
-        """Run requests; whatever is wrong with them ends this connection only."""
+        """Carry out requests; whatever is wrong with them ends this connection only."""
         try:
             self._guarded(lambda: connection.handle(messages))
         except (ProtocolViolation, Refused) as exc:
@@ -138,18 +142,33 @@ class Hub:
         """A store that fails has rolled back: nobody was promised anything, so everybody starts anew."""
         try:
             action()
+        except (ProtocolViolation, Refused):
+            raise
         except StoreError as exc:
             log.error("the store failed, all clients are cut off: %s", exc)
-            self.engine.totals.store_failures += 1
-            self.outgoing.clear()
+            self._begin_anew()
+        except Exception:
+            # The outermost loop: a fault of ours must not leave half a request behind.
+            log.exception("internal error, all clients are cut off")
+            self._begin_anew()
+        if touch:
+            self.touch()
+
+    def _begin_anew(self) -> None:
+        self.engine.totals.store_failures += 1
+        self.outgoing.clear()
+        try:
             self.engine.reload()
+        except StoreError as exc:
+            log.critical("the store cannot be opened again: %s", exc)
+            self.failed.set()
+        finally:
             for connection in list(self.connections):
                 connection.leases.clear()
                 connection.waiting.clear()
                 connection.consumers.clear()
+                connection.holding = 0
                 connection.abort()
-        if touch:
-            self.touch()
 
     def _look_around(self) -> None:
         now_s = self.clock.monotonic_s()
@@ -202,18 +221,24 @@ class Server:
 
         try:
             if listener.unix is not None:
-                _remove_stale(listener.unix)
-                server = await loop.create_unix_server(
-                    accepted, str(listener.unix), backlog=BACKLOG, ssl=listener.tls
-                )
-                os.chmod(listener.unix, 0o600)
-                return server
+                return await self._listen_unix(loop, accepted, listener.unix)
             return await loop.create_server(
-                accepted, listener.host, listener.port, backlog=BACKLOG, ssl=listener.tls
-            )
+                accepted, listener.host, listener.port, backlog=BACKLOG, ssl=listener.tls,
+                ssl_handshake_timeout=HANDSHAKE_S if listener.tls else None,
+            )  # fmt: skip
         except OSError as exc:
             where = str(listener.unix or f"{listener.host}:{listener.port}")
             raise ConfigError(f"cannot listen on {where}: {exc.strerror}", setting="--listen") from None
+
+    async def _listen_unix(
+        self, loop: asyncio.AbstractEventLoop, accepted: Callable[[], Connection], path: Path
+    ) -> asyncio.Server:
+        _remove_stale(path)
+        before = os.umask(0o177)  # readable by its owner only, from its first moment
+        try:
+            return await loop.create_unix_server(accepted, str(path), backlog=BACKLOG)
+        finally:
+            os.umask(before)
 
     @property
     def urls(self) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
+from shinar.errors import ConfigError
 from shinar.phpmq.protocol.wire import Limits
 
+#: Beside a body, a payload holds a queue name, headers and the frame of a request.
+PAYLOAD_MARGIN: Final = 512 * 1024
 #: What a dispatch looks like to a client that has not shown its form by a send.
 DispatchForm = Literal["legacy", "ttl"]
 
@@ -45,6 +48,13 @@ class Options:
     archive_keep_s: float | None = None
     #: How long a graceful stop waits for clients to take their last replies.
     stop_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.limits.max_payload_bytes < self.limits.max_body_bytes + PAYLOAD_MARGIN:
+            raise ConfigError(
+                f"a payload must have room for the longest body and {PAYLOAD_MARGIN} bytes more",
+                setting="limits",
+            )
 
 
 class Refused(Exception):  # an answer, not a fault: it becomes an ERROR message

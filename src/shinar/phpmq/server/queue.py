@@ -104,6 +104,12 @@ class Queue:
         return self.row.name
 
     @property
+    def never_used(self) -> bool:
+        return self.row.next == self.row.first + 1 and not (
+            self.row.delayed or self.waiters or self.consumers
+        )
+
+    @property
     def ready(self) -> int:
         return self.row.messages - self.inflight
 

@@ -41,6 +41,10 @@ def run(engine: Engine, now_ms: int, now_s: float) -> None:
             engine.give_back(lease.queue, taken)
     if engine.expiry_ms is not None and engine.expiry_ms <= now_ms:
         _expire(engine, now_ms)
+    if engine.jobs and engine.counts:
+        # A job deletes counts together with their messages, so they must be there already.
+        engine.store.add_counts(engine.counts)
+        engine.counts.clear()
     if engine.jobs and next(engine.jobs[0], engine) is engine:
         engine.jobs.popleft()
 
