@@ -13,7 +13,7 @@ import pytest
 from babelqueue.artemis_transport import ArtemisTransport
 from proton.utils import BlockingConnection
 
-from shinar.brokers.contract import Outgoing
+from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.registry import connect, parse
 from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable
 
@@ -88,6 +88,17 @@ def test_a_release_does_not_count_and_a_lost_connection_does_not_lose(artemis):
     assert third.body == first.body
     assert broker.ack([second]) == (second,), "what was in hand has lapsed"
     heir.ack([third])
+
+
+def test_bytes_without_a_count_are_counted_by_the_server(artemis):
+    broker = artemis.open()
+    broker.publish(artemis.queue, [Outgoing(b"no json")])
+    for count in range(3):
+        (got,) = take(broker, artemis.queue, 1)
+        assert (got.body, got.native_count) == (b"no json", count)
+        copy = Outgoing(got.body, facts=Facts(attempts=count + 1))
+        assert broker.move(artemis.queue, [(got, copy)]) == ()
+    broker.ack(take(broker, artemis.queue, 1))
 
 
 def test_jms_sees_a_text_message_with_the_contract_beside_it(artemis):

@@ -278,6 +278,22 @@ def test_without_tiers_a_retry_goes_to_the_end_of_the_topic_and_a_delay_is_refus
         broker.publish(kafka.topic, [Outgoing(envelope(), delay_s=1.0)])
 
 
+def test_a_release_no_tier_covers_is_held_here(kafka):
+    broker = kafka.open(retry_tiers_ms="off")
+    broker.publish(kafka.topic, [Outgoing(envelope(1)), Outgoing(envelope(2))])
+    first, second = take(broker, kafka.topic, 2)
+    released = time.monotonic()
+    assert broker.release([first], delay_s=1.5) == ()
+    broker.ack([second])
+    assert broker.reserve(kafka.topic, 5, 0.0) == []
+    (again,) = broker.reserve(kafka.topic, 5, 10.0)
+    assert time.monotonic() - released >= 1.5
+    assert again.body == first.body
+    assert kafka.committed() == 0
+    assert broker.ack([again]) == ()
+    assert until(lambda: kafka.committed() == 2)
+
+
 def test_a_delay_longer_than_the_last_tier_sends_nothing(kafka):
     broker = kafka.open(retry_tiers_ms="100,200")
     with pytest.raises(ContractError, match="last retry tier"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from shinar.brokers.contract import Broker, Delivery, Depth, Lapsed, Outgoing
@@ -63,7 +64,6 @@ def traits(url: BrokerUrl) -> Traits:
         ordered=url.option("partitions") == "1",
         attempts="property",
         gate_property="bq-schema-version",
-        release_delay=bool(tiers_ms),
         poison_without_dlq="retry" if tiers_ms else "drop",
     )
 
@@ -115,6 +115,9 @@ class KafkaBroker:
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
         if delay_s <= 0:
             return self._by_feed(deliveries, Feed.put_back)
+        if not self._settings.tiers_ms or _ms(delay_s) > self._settings.tiers_ms[-1]:
+            # No tier holds it that long: we do, and the partition's position waits with us.
+            return self._by_feed(deliveries, partial(Feed.put_back, delay_s=delay_s))
         copies = [(delivery, self._held_back(delivery, delay_s)) for delivery in _held(deliveries)]
         self._copy_then_finish(copies)
         return _lapsed(deliveries)

@@ -56,6 +56,8 @@ class Feed:
         #: Partitions taken away in a rebalance that may yet give them back (eager groups).
         self._between: dict[int, Track] = {}
         self._ahead: deque[Delivery] = deque()
+        #: Handed back to us, with the time (monotonic) from which they may be handed out again.
+        self._later: list[tuple[float, Delivery]] = []
         self._paused = False
         self._joined = False
         self._fault: ShinarError | None = None
@@ -99,10 +101,11 @@ class Feed:
         self._wake.set()
         return tuple(lapsed)
 
-    def put_back(self, deliveries: Sequence[Delivery]) -> Lapsed:
+    def put_back(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
         """Kafka cannot take a record back, so we hand it out again ourselves. Its offset stays
         uncommitted: if we die first, the next owner of the partition reads it again."""
         lapsed: list[Delivery] = []
+        due_s = self._clock.monotonic_s() + delay_s
         with self._state:
             for delivery in deliveries:
                 receipt: Receipt = delivery.receipt
@@ -111,7 +114,7 @@ class Feed:
                 elif not receipt.track.finished(receipt.offset):
                     turn = receipt.track.again(receipt.offset)
                     fresh = msgspec.structs.replace(receipt, turn=turn)
-                    self._ahead.append(msgspec.structs.replace(delivery, receipt=fresh))
+                    self._later.append((due_s, msgspec.structs.replace(delivery, receipt=fresh)))
         return tuple(lapsed)
 
     def flush(self) -> None:
@@ -164,7 +167,7 @@ class Feed:
             self._ahead.extend(self._accept([self._consumer.poll(0.1)]))
 
     def _from_ahead(self, limit: int) -> list[Delivery]:
-        out: list[Delivery] = []
+        out = self._ripe(limit)
         while self._ahead and len(out) < limit:
             delivery = self._ahead.popleft()
             if delivery.receipt.held:
@@ -174,6 +177,24 @@ class Feed:
             self._paused = False
         return out
 
+    def _ripe(self, limit: int) -> list[Delivery]:
+        """Those handed back whose time has come; the lapsed ones among them are forgotten."""
+        if not self._later:
+            return []
+        now_s = self._clock.monotonic_s()
+        ripe: list[Delivery] = []
+        waiting: list[tuple[float, Delivery]] = []
+        with self._state:
+            for due_s, delivery in self._later:
+                if not delivery.receipt.held:
+                    continue
+                if due_s <= now_s and len(ripe) < limit:
+                    ripe.append(delivery)
+                else:
+                    waiting.append((due_s, delivery))
+            self._later = waiting
+        return ripe
+
     def _poll(self, limit: int, wait_s: float) -> list[Delivery]:
         out = self._accept(self._consumer.consume(limit, 0))
         if out:
@@ -182,7 +203,9 @@ class Feed:
             wait_s = _GRACE_S if self._behind() else 0.0
         deadline = self._clock.monotonic_s() + wait_s
         while not out and (left_s := deadline - self._clock.monotonic_s()) > 0 and not self._closed:
-            out = self._accept([self._consumer.poll(min(left_s, _SLICE_S))])
+            due_s = min((when_s for when_s, _ in self._later), default=deadline) - self._clock.monotonic_s()
+            out = self._accept([self._consumer.poll(max(0.0, min(left_s, due_s, _SLICE_S)))])
+            out += self._ripe(limit - len(out))
             self._commit()  # again, if the last one failed
         if out and len(out) < limit:
             out += self._accept(self._consumer.consume(limit - len(out), 0))

@@ -60,7 +60,6 @@ def traits(url: BrokerUrl) -> Traits:
         attempts="property_max",
         count_base=0,
         gate_property="bq-schema-version",
-        release_counts=True,
         browse=bool(url.option("admin")),
         depth=bool(url.option("admin")),
     )

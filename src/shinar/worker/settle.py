@@ -92,10 +92,12 @@ class Settler:
 
     def _counted(self, outcome: Outcome, decision: Settlement) -> Outgoing:
         delivery = outcome.delivery
-        # A poison body has no count to patch: its bytes go back as they are and the broker counts.
-        poison = outcome.event is Event.POISON
-        body = delivery.body if poison else retry_copy(delivery.body, decision.attempts)
         delay_s = decision.delay_s if self.broker.traits.delay else 0.0
+        if outcome.event is Event.POISON:
+            # No count to patch: the bytes go back as they are, and the count travels beside them.
+            facts = msgspec.structs.replace(facts_of(delivery.body), attempts=decision.attempts)
+            return Outgoing(delivery.body, delivery.headers, delivery.key, delay_s, facts)
+        body = retry_copy(delivery.body, decision.attempts)
         return Outgoing(body, delivery.headers, delivery.key, delay_s)
 
     def _record(self, outcome: Outcome, decision: Settlement) -> Outgoing:
