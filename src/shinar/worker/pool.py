@@ -19,6 +19,11 @@ from shinar.worker.process import Outcome
 #: enough that handing it over costs nothing beside it.
 CHUNK_S: Final = 0.005
 MAX_CHUNK: Final = 100
+#: How much work is reserved ahead: enough to keep busy, not so much that slow handlers keep other
+#: workers idle.
+AHEAD_S: Final = 1.0
+#: What a delivery is thought to cost before anything is known: the first batch is small.
+FIRST_GUESS_S: Final = 0.1
 
 Process = Callable[[Delivery], Outcome | None]
 
@@ -35,8 +40,8 @@ class Pool:
         self._process = process
         self._inbox: queue.SimpleQueue[list[Delivery] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        #: Seconds a delivery takes, smoothed; starts pessimistic so that the first chunks are small.
-        self._cost_s = CHUNK_S
+        #: Seconds a delivery takes, smoothed.
+        self._cost_s = FIRST_GUESS_S
         self.in_hand: dict[int, Delivery] = {}
         self._threads = [
             threading.Thread(target=self._run, name=f"shinar-handler-{n}", daemon=True)
@@ -45,10 +50,14 @@ class Pool:
         for thread in self._threads:
             thread.start()
 
+    def appetite(self) -> int:
+        """How many deliveries are worth having in hand at the present pace."""
+        return len(self._threads) * max(2, int(AHEAD_S / max(self._cost_s, 1e-6)))
+
     def submit(self, deliveries: list[Delivery]) -> None:
         self.in_hand.update((id(delivery), delivery) for delivery in deliveries)
         fair = -(-len(deliveries) // len(self._threads))
-        size = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / self._cost_s)))
+        size = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / max(self._cost_s, 1e-6))))
         for start in range(0, len(deliveries), size):
             self._inbox.put(deliveries[start : start + size])
 
@@ -107,7 +116,7 @@ class Pool:
                 self._inbox.put(chunk[place + 1 :])
                 break
         spent_s = time.monotonic() - started_s
-        self._cost_s += 0.2 * (spent_s / (len(handled) + len(outcomes)) - self._cost_s)
+        self._cost_s += 0.5 * (spent_s / (len(handled) + len(outcomes)) - self._cost_s)
         self._results.put(Done(handled, outcomes))
 
 

@@ -6,6 +6,7 @@ leases while handlers run, and reconnects. It obeys `process` and `settle` and d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -16,7 +17,7 @@ import msgspec
 
 from shinar.brokers import Broker, BrokerUrl, Delivery, connect, parse
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import BrokerUnavailable, ConfigError, ShinarError
+from shinar.errors import BrokerError, ConfigError, ShinarError
 from shinar.observe import Metrics
 from shinar.settlement import DEFAULT_POLICY, Policy
 from shinar.worker.handlers import Handler, Handlers, Step, compile_route
@@ -103,6 +104,8 @@ class Worker:
         finally:
             run.pool.close()
             self._loop.close()
+            with contextlib.suppress(BrokerError):  # hanging up on somebody who has gone already
+                run.broker.close()
 
 
 class _Run:
@@ -134,7 +137,9 @@ class _Run:
                 reason = self._turn()
                 if reason is not None:
                     return self._finish(reason)
-            except BrokerUnavailable as exc:
+            except BrokerError as exc:
+                if not exc.transient:
+                    raise
                 if not self._reconnect(exc):
                     return self._report(StopReason.SIGNAL)
 
@@ -157,8 +162,9 @@ class _Run:
         """True when the queue was asked and had nothing."""
         now_s = self.w._clock.monotonic_s()
         in_hand = len(self.pool.in_hand)
-        room = min(self.w._prefetch - in_hand, self.watch.left(self.received))
-        if room <= 0 or (in_hand and (now_s < self.ask_again_s or room < self.w._prefetch // 4)):
+        wanted = min(self.w._prefetch, self.pool.appetite())
+        room = min(wanted - in_hand, self.watch.left(self.received))
+        if room <= 0 or (in_hand and (now_s < self.ask_again_s or room < wanted // 4)):
             return False
         wait_s = 0.0 if in_hand else self.watch.wait_s(IDLE_WAIT_S)
         batch = self.broker.reserve(self.w.queue, room, wait_s)
@@ -221,7 +227,6 @@ class _Run:
             self._settle(self.pool.collect(BUSY_WAIT_S))
             self._renew()
         self._hand_back(list(self.pool.in_hand.values()))
-        self.broker.close()
         return self._report(reason)
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
