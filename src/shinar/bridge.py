@@ -17,10 +17,12 @@ from shinar.clock import SYSTEM, Clock
 
 #: Messages taken, sent and acknowledged at once.
 BATCH: Final = 500
+#: More messages than this that the target can never take, and the bridge stops: it is the wrong target.
+MOST_REFUSED: Final = 10_000
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """received = sent + refused + lost races; nothing else can happen to a message here."""
+    """received = sent + refused; nothing else can happen to a message here."""
 
     received: int = 0
     sent: int = 0
@@ -48,6 +50,7 @@ def bridge(
 ) -> Counts:
     """Move until the source is empty, or `limit`; with `copy` browse it and leave it as it is."""
     counts = Counts()
+    held: list[Delivery] = []
     batches = _browsed(source, source_queue, limit) if copy else _reserved(source, source_queue, limit)
     started_s = clock.monotonic_s()
     for batch in batches:
@@ -55,8 +58,7 @@ def bridge(
         refused = [d for d in batch if not _fits(target, d)]
         target.publish(target_queue, [_outgoing(d) for d in sendable])
         lapsed = 0 if copy else len(source.ack(sendable))
-        if refused and not copy:
-            source.release(refused)
+        held += refused  # kept until the end, or the source would hand them out again at once
         counts = Counts(
             counts.received + len(batch),
             counts.sent + len(sendable),
@@ -68,8 +70,10 @@ def bridge(
             ahead_s = counts.sent / rate_per_s - (clock.monotonic_s() - started_s)
             if ahead_s > 0:
                 clock.sleep(ahead_s)
-        if refused and len(refused) == len(batch):
-            break  # only what cannot be sent is left; asking again would go round for ever
+        if len(held) > MOST_REFUSED:
+            break
+    if held and not copy:
+        source.release(held)
     return counts
 
 

@@ -60,6 +60,8 @@ class Delivery(msgspec.Struct, frozen=True):
     lease_until_ms: int | None = None
     #: Where the message is or was, in the broker's own terms: offset, sequence number, message id.
     position: str = ""
+    #: Why this broker's binding calls the body poison whatever it holds; "" when it does not.
+    refused: str = ""
 
 
 class Depth(msgspec.Struct, frozen=True):

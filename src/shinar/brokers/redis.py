@@ -83,6 +83,7 @@ def traits(url: BrokerUrl) -> Traits:
         lapse_counts=chosen.layout == "laravel",
         portable_receipts=True,
         atomic_move=not chosen.hash_tags,
+        release_to="back",
         poison_without_dlq="dead_letter",
     )
 
@@ -186,7 +187,7 @@ class RedisBroker:
             queue=queue,
             receipt=reservation,
             headers=headers,
-            properties=NOTHING if reservation.counted else {"uncounted": True},
+            refused="" if reservation.counted else "its attempts cannot be counted",
             received_ms=now_ms,
             lease_until_ms=None if reservation.lapses_s is None else reservation.lapses_s * 1000,
         )

@@ -50,6 +50,8 @@ def process(
         return Outcome(
             delivery, Event.VERSION_GATED, 0, policy, error="unsupported schema version (property)"
         )
+    if delivery.refused:
+        return _unusable(delivery, Kind.POISON, delivery.refused, policy, traits)
     verdict = judge(delivery.body)
     message = verdict.message
     if verdict.kind is not Kind.ACCEPTED or message is None:
