@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Stands for a delivery whose queue is not known, so that the balance has a row for it.
 NO_QUEUE: Final = ""
+#: Places of rows (a file's name and a number) that are broadcast: some fifty megabytes.
+BROADCAST_PLACES: Final = 300_000
 
 
 #: Spark settings the line relies on, set on the session that writes.
@@ -138,7 +140,7 @@ class Line:
             F.col("_metadata.row_index").alias("row"),
         )
 
-    def _duplicates(self, staged: _Staged, batch: BatchId, work: Path) -> DataFrame | None:
+    def _duplicates(self, staged: _Staged, batch: BatchId, work: Path) -> dedupe.Found | None:
         if not staged.accepted:
             return None
         since_us = None
@@ -152,13 +154,13 @@ class Line:
         return dedupe.find(accepted, history, batch=batch.name, rows=count, work=work)
 
     def _typed(
-        self, staged: _Staged, duplicates: DataFrame | None, batch: BatchId, work: Path
+        self, staged: _Staged, duplicates: dedupe.Found | None, batch: BatchId, work: Path
     ) -> typed_files.Outcome | None:
         if not self._rules.typed or not staged.accepted:
             return None
         rows = self._read([path for path, _ in staged.accepted])
         if duplicates is not None:
-            rows = rows.join(duplicates, ["file", "row"], "left_anti")
+            rows = rows.join(_small(duplicates.rows, duplicates.total), ["file", "row"], "left_anti")
         folder = str(self._store.root / TYPED_DIR / "{table}")
         data = str(self._store.data_dir(f"{TYPED_DIR}/{{table}}", work.name))
         return typed_files.write(
@@ -181,7 +183,7 @@ class Line:
         return known
 
     def _split(
-        self, staged: _Staged, duplicates: DataFrame | None, clashes: DataFrame | None, work: Path
+        self, staged: _Staged, duplicates: dedupe.Found | None, clashes: DataFrame | None, work: Path
     ) -> dict[str, list[Path]]:
         """The staged files as `messages`, `quarantine` and `duplicates`; touched files are written again."""
         parts: dict[str, list[Path]] = {
@@ -191,16 +193,17 @@ class Line:
         }
         if duplicates is None and clashes is None:
             return parts
-        drops = _drops(duplicates, clashes)
-        touched = {row.file for row in drops.select("file").distinct().collect()}
+        drops, count, touched = _drops(duplicates, clashes)
         again = [path for path in parts["messages"] if path.name in touched]
         rows = self._read(again)
-        marks = F.broadcast(drops) if _is_small(staged, duplicates, clashes) else drops
+        marks = _small(drops, count)
         kept = rows.join(marks, ["file", "row"], "left_anti").select(*tables.ROW.names)
         parts["messages"] = [path for path in parts["messages"] if path.name not in touched]
         parts["messages"] += _write(kept, work / "kept")
         if duplicates is not None:
-            seen = rows.join(duplicates, ["file", "row"]).select(*tables.DUPLICATES.names)
+            seen = rows.join(_small(duplicates.rows, duplicates.total), ["file", "row"]).select(
+                *tables.DUPLICATES.names
+            )
             parts["duplicates"] = _write(seen, work / "seen")
         if clashes is not None:
             bad = rows.drop("reason", "pointer").join(clashes, ["file", "row"])
@@ -321,13 +324,26 @@ def _write(rows: DataFrame, place: Path) -> list[Path]:
     return [path for path, _ in _with_rows(place)]
 
 
-def _drops(duplicates: DataFrame | None, clashes: DataFrame | None) -> DataFrame:
-    found = [frame.select("file", "row") for frame in (duplicates, clashes) if frame is not None]
-    return found[0] if len(found) == 1 else found[0].union(found[1])
+def _drops(
+    duplicates: dedupe.Found | None, clashes: DataFrame | None
+) -> tuple[DataFrame, int, frozenset[str]]:
+    """Rows that leave `messages`, how many, and the staged files they are in."""
+    found = duplicates.rows.select("file", "row") if duplicates else None
+    count, files = (duplicates.total, duplicates.files) if duplicates else (0, frozenset[str]())
+    if clashes is None:
+        if found is None:
+            raise StoreError("nothing to take out of the batch")
+        return found, count, files
+    bad = clashes.select("file", "row")
+    per_file = bad.groupBy("file").count().collect()
+    count += sum(row["count"] for row in per_file)
+    files |= {row["file"] for row in per_file}
+    return (bad if found is None else found.union(bad)), count, files
 
 
-def _is_small(staged: _Staged, *_: DataFrame | None) -> bool:
-    return staged.received <= dedupe.BROADCAST_ROWS
+def _small(frame: DataFrame, count: int) -> DataFrame:
+    """Sent to every executor while that is cheaper than shuffling whole messages."""
+    return F.broadcast(frame) if count <= BROADCAST_PLACES else frame
 
 
 def _may_hold_dead_letters(path: Path) -> bool:

@@ -8,8 +8,10 @@ the `messages` table itself, read no further back than the horizon.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -28,17 +30,23 @@ def id_hash() -> Column:
     return F.when(named, F.xxhash64(F.col("id")))
 
 
-def find(
-    staged: DataFrame, history: DataFrame | None, *, batch: str, rows: int, work: Path
-) -> DataFrame | None:
-    """(file, row, first_batch) of every delivery to take out of the batch, or None.
+class Found(NamedTuple):
+    #: (file, row, first_batch) of every delivery to take out of the batch.
+    rows: DataFrame
+    total: int
+    #: Names of the staged files that hold them.
+    files: frozenset[str]
 
-    `staged` has the accepted rows with `file` and `row`, their place in the staged files.
-    """
-    candidates = _written(_candidates(staged, history, rows), work / "candidates")
-    if candidates is None:
+
+def find(staged: DataFrame, history: DataFrame | None, *, batch: str, rows: int, work: Path) -> Found | None:
+    """The deliveries of a batch that were seen before, or None. `staged` has the accepted rows
+    with `file` and `row`, their place in the staged files."""
+    candidates, count = _written(_candidates(staged, history, rows), work / "candidates")
+    if not count:
         return None
-    return _written(_confirmed(staged, history, candidates, batch), work / "duplicates")
+    place = work / "duplicates"
+    found, count = _written(_confirmed(staged, history, candidates, batch), place)
+    return Found(found, count, _names(place)) if count else None
 
 
 def _candidates(staged: DataFrame, history: DataFrame | None, rows: int) -> DataFrame:
@@ -71,9 +79,16 @@ def _confirmed(staged: DataFrame, history: DataFrame | None, candidates: DataFra
     )
 
 
-def _written(found: DataFrame, place: Path) -> DataFrame | None:
+def _written(found: DataFrame, place: Path) -> tuple[DataFrame, int]:
     """Materialise: what was found is used several times, and how much it was decides the next step."""
     found.write.parquet(str(place))
-    if not describe(place, place.glob("*.parquet")):
-        return None
-    return found.sparkSession.read.schema(found.schema).parquet(quoted(str(place)))
+    count = sum(file.rows for file in describe(place, place.glob("*.parquet")))
+    return found.sparkSession.read.schema(found.schema).parquet(quoted(str(place))), count
+
+
+def _names(place: Path) -> frozenset[str]:
+    names: set[str] = set()
+    for path in place.glob("*.parquet"):
+        for part in pq.ParquetFile(path).iter_batches(columns=["file"]):
+            names.update(pc.unique(part.column("file")).to_pylist())
+    return frozenset(names)
