@@ -136,7 +136,9 @@ def _delete(store: DeltaStore, name: str, column: str, edge: datetime) -> int:
     table = store.open(name)
     if table is None or column not in [field.name for field in table.schema().fields]:
         return 0
-    told = table.delete(f"{column} < TIMESTAMP '{edge.isoformat(sep=' ', timespec='milliseconds')}'")
+    # A bare TIMESTAMP is one of nanoseconds without a zone, which the kernel does not compare with ours.
+    moment = f"arrow_cast('{edge.isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    told = table.delete(f"{column} < {moment}")
     return int(told.get("num_deleted_rows") or 0)
 
 
@@ -159,8 +161,11 @@ def vacuum(store: Store, hours: int = ORPHAN_HOURS) -> int:
         if isinstance(store, DeltaStore):
             table = store.open(name)
             if table is not None:
+                # Full: also what no commit ever named, the leftovers of killed attempts.
                 removed += len(
-                    table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+                    table.vacuum(
+                        retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
+                    )
                 )
         else:
             removed += _old_leftovers(store.root / name, hours)
