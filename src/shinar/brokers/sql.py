@@ -52,6 +52,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=True,
         atomic_move=True,
         release_counts=True,
+        release_to="back",
     )
 
 

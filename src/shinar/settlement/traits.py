@@ -19,6 +19,11 @@ AttemptsRule = Literal["body", "max", "property", "property_max"]
 #: dead_letter     write the record anyway
 WithoutDeadLetters = Literal["retry", "drop", "native", "dead_letter"]
 
+#: Where `release` without a delay, and a lapsed lease, put a message.
+#: place           to where it was, or to the front
+#: back            behind all others
+ReleasePlace = Literal["place", "back"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
@@ -67,6 +72,8 @@ class Traits:
     lapse_counts: bool = False
     #: `release` can hold the message back for a while natively.
     release_delay: bool = True
+    #: Where a message goes that was handed back; decides how a redrive keeps the order of the others.
+    release_to: ReleasePlace = "place"
 
     # -- looking
     browse: bool = True

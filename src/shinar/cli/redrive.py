@@ -1,0 +1,449 @@
+"""`shinar redrive`: send dead letters back, once, with a receipt; and look after earlier redrives."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shinar.cli.common import Progress, add_output, add_settings, address, emit, settings_of
+from shinar.errors import Cancelled, ConfigError
+
+if TYPE_CHECKING:
+    from shinar.cli.settings import Settings
+    from shinar.redrive import Job, Ledger, Receipt, Redrive, Spec
+
+EXAMPLES: Final = """examples:
+  shinar redrive redis://localhost/orders.dlq --dry-run
+  shinar redrive sqs://eu-west-1/orders-dlq --where "exception like '%GatewayTimeout'" --rate 200/s --yes
+  shinar redrive amqp://localhost/orders.dlq --to sqs://eu-west-1/orders --fingerprint 3f9a
+  shinar redrive phpmq://localhost/orders.dlq --set 'data.amount = data.amount * 100' --registry registry.json
+  shinar redrive list
+  shinar redrive status|resume|cancel|undo-plan 20261115-021403-9f3c
+Columns of --where: urn, exception, error, reason, lang, queue, original_queue, created_at, failed_at,
+attempts, id, trace_id, fingerprint, data.field. Exit code 0 only if every selected message is accounted for.
+"""
+VERBS: Final = ("list", "status", "resume", "cancel", "undo-plan")
+
+
+def register(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "redrive",
+        help="send dead letters back, once",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", help="URL of a dead-letter queue, or list, status, resume, cancel, undo-plan")
+    parser.add_argument("id", nargs="?", help="a redrive, for all of these but list")
+    add_choice(parser)
+    group = parser.add_argument_group("sending")
+    group.add_argument("--to", default="", metavar="QUEUE|URL", help="another queue, or another broker")
+    group.add_argument("--dry-run", action="store_true", help="only tell what would happen; read only")
+    group.add_argument("--rehearse", metavar="MODULE:HANDLERS", help="run these handlers over a sample first")
+    group.add_argument("--sample", type=int, default=100, help="messages a rehearsal runs (default 100)")
+    group.add_argument("--rate", default="", help="at most so many a second: 200/s")
+    group.add_argument("--max-failure-ratio", type=float, default=0.0, help="stop when more than this fails")
+    group.add_argument("--bypass", action="store_true", help="mark copies with bq-replay-bypass")
+    group.add_argument("--set", dest="sets", action="append", default=[], metavar="'data.x = SQL'")
+    group.add_argument("--patch", default="", metavar="MODULE:FUNCTION", help="change data with a function")
+    group.add_argument(
+        "--skip-succeeded", metavar="URL|LAKE", help="leave out what an idempotency store or a lake knows"
+    )
+    group.add_argument("--include-poison", action="store_true", help="send poison back too, unwrapped")
+    group.add_argument("--include-version", action="store_true", help="send unsupported versions back too")
+    group.add_argument("--include-invalid", action="store_true", help="send what its schema refuses too")
+    group.add_argument(
+        "--loop-limit", type=int, default=2, help="redrives of one message (default 2; 0: any)"
+    )
+    group.add_argument("--yes", action="store_true", help="do not ask for the count to be typed")
+    group.add_argument("--url", default=None, help="for resume: the URL, if it holds a secret")
+    add_settings(parser, "queue", "ledger", "registry")
+    add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """The flags that choose dead letters; `dlq` has the same."""
+    group = parser.add_argument_group("choosing")
+    group.add_argument("--where", default="", help="an SQL expression over the envelope")
+    group.add_argument("--fingerprint", default="", help="one kind of failure, by the beginning of its name")
+    group.add_argument("--since", default="", help="died since: 24h, 7d, or a date and time (UTC)")
+    group.add_argument("--limit", type=int, help="so many at most")
+    group.add_argument("--ids", metavar="FILE", help="only the message ids in this file, one a line")
+    group.add_argument(
+        "--reserve", action="store_true", help="read by reserving where a broker cannot be browsed"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from shinar.redrive import Ledger
+
+    settings = settings_of(args)
+    ledger = Ledger(settings["ledger"])
+    try:
+        if args.what in VERBS:
+            if args.what != "list" and not args.id:
+                raise ConfigError(f"which one? shinar redrive {args.what} ID", setting="id")
+            return _VERBS[args.what](args, settings, ledger)
+        args.url = args.what
+        return _send(args, settings_of(args), ledger)
+    finally:
+        ledger.close()
+
+
+# -- a new redrive
+
+
+def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
+    from shinar.brokers import traits
+
+    url, queue = address(args, settings)
+    redrive = _redrive(args, settings, ledger, url, queue, spec_of(args, settings))
+    if args.rehearse:
+        return _rehearse(args, redrive)
+    if args.dry_run:
+        return _dry_run(args, redrive)
+    _say_side_effect(args, url)
+    if not traits(url).browse and not args.reserve:
+        if not args.yes:
+            raise ConfigError(
+                "this broker cannot be looked at, so nobody can say how many there are; "
+                "add --reserve to count them first, or --yes to send what is found",
+                setting="--yes",
+            )
+        return _run(args, redrive, None, None)
+    job, plan = redrive.prepare(reserve=args.reserve)
+    if not args.quiet:
+        _show_plan(plan.as_dict(), f"redrive {job.id}")
+    if plan.sendable and not args.yes:
+        try:
+            _confirm(plan.sendable)
+        except Cancelled:
+            ledger.change(job.id, state="cancelled", note="not confirmed")
+            ledger.close_open(job.id, "skipped", "cancelled", "planned")  # type: ignore[arg-type]  # texts
+            raise
+    return _run(args, redrive, job, plan.sendable)
+
+
+def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int | None) -> int:
+    progress = Progress("redrive", total, quiet=args.quiet)
+    redrive.progress = progress.add
+    _stop_on_signals(redrive)
+    receipt = redrive.run(job) if job is not None else redrive.run()
+    progress.done()
+    return _hand_over(args, receipt)
+
+
+def _hand_over(args: argparse.Namespace, receipt: Receipt) -> int:
+    if args.json:
+        emit(receipt.as_dict())
+    else:
+        print_receipt(receipt)
+    if not receipt.adds_up and not args.quiet:
+        print(f"go on with: shinar redrive resume {receipt.job}", file=sys.stderr)
+    return 0 if receipt.adds_up else 1
+
+
+def _stop_on_signals(redrive: Redrive) -> None:
+    """The first Ctrl-C finishes the batch in hand and tidies up, the second leaves at once."""
+
+    def first(number: int, _frame: object) -> None:
+        print("stopping: the batch in hand is finished first", file=sys.stderr)
+        redrive.stop()
+        signal.signal(number, signal.default_int_handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, first)
+
+
+def _confirm(count: int) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is here to confirm; add --yes", setting="--yes")
+    typed = input(f"Type {count} to send them back: ")
+    if typed.strip().replace(",", "") != str(count):
+        raise Cancelled("nothing was sent")
+
+
+def _dry_run(args: argparse.Namespace, redrive: Redrive) -> int:
+    _say_side_effect(args, redrive.url)
+    plan = redrive.dry_run(reserve=args.reserve).as_dict()
+    if args.json:
+        emit(plan)
+    else:
+        _show_plan(plan, "dry run", sys.stdout)
+        print("nothing was changed")
+    return 0
+
+
+def _rehearse(args: argparse.Namespace, redrive: Redrive) -> int:
+    from shinar.cli.worker import load_handlers
+    from shinar.redrive.rehearse import rehearse
+
+    result = rehearse(redrive, load_handlers(args.rehearse), sample=args.sample, reserve=args.reserve)
+    if args.json:
+        emit(result.as_dict())
+    else:
+        print(f"rehearsed {result.ran:,}: {result.passed:,} pass now, {result.failed:,} still fail")
+        for error, count in sorted(result.errors.items(), key=lambda pair: -pair[1])[:20]:
+            print(f"  {count:>7,}  {error}")
+        print("nothing was changed on the broker")
+    return 1 if result.failed else 0
+
+
+def _say_side_effect(args: argparse.Namespace, url: Any) -> None:
+    from shinar.brokers import traits
+    from shinar.redrive.look import SIDE_EFFECT
+
+    found = traits(url)
+    if args.reserve and not found.browse and not args.quiet:
+        print(SIDE_EFFECT.format(broker=found.name, order=""), file=sys.stderr)
+
+
+def _show_plan(plan: dict[str, Any], title: str, out: Any = None) -> None:
+    out = out or sys.stderr
+    print(f"{title}: {plan['selected']:,} of {plan['looked']:,} dead letters are meant", file=out)
+    for queue, count in sorted(plan["targets"].items()):
+        print(f"  {count:>9,} would go to {queue}", file=out)
+    print(f"  {plan['bytes']:>9,} bytes", file=out)
+    for why, count in sorted(plan["why_skipped"].items()):
+        print(f"  {count:>9,} skipped: {_WHY.get(why, why)}", file=out)
+    if plan["already"]:
+        print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
+    if plan["died_again"]:
+        print(f"  {plan['died_again']:>9,} of these died again after an earlier redrive", file=out)
+    for one in plan["sample"]:
+        print(f"  e.g. {one['id']} {one['urn']} -> {one['target']}: {one['error'] or ''}"[:160], file=out)
+
+
+_WHY: Final = {
+    "poison": "poison (--include-poison)",
+    "version": "a version we do not speak (--include-version)",
+    "loop": "died again after earlier redrives (--loop-limit)",
+    "succeeded": "already processed",
+    "schema": "the schema would refuse it (--include-invalid, or fix it with --set)",
+    "dedup window": "the target would swallow it as a duplicate; wait, or give it a new id with --set",
+    "no target": "no original queue known; name one with --to",
+}
+
+
+# -- earlier ones
+
+
+def _list(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+    for job in ledger.jobs(args.limit or 50):
+        receipt = ledger.receipt(job.id)
+        if args.json:
+            emit(_job_row(job) | {"receipt": receipt.as_dict()})
+        else:
+            print(
+                f"{job.id}  {job.state:<9} {receipt.published:>8,} of {receipt.selected:>8,} sent  {job.who}  "
+                f"{job.source}"
+            )
+    return 0
+
+
+def _status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+    job = ledger.job(args.id)
+    receipt = ledger.receipt(job.id)
+    if args.json:
+        emit(_job_row(job) | {"receipt": receipt.as_dict()})
+    else:
+        at = datetime.fromtimestamp(job.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        print(f"redrive {job.id}: {job.state} ({job.note or 'no remarks'})")
+        print(f"  {job.who}, {at}\n  from {job.source} queue {job.queue}\n  to   {job.target}")
+        print(f"  {_filter(job)}")
+        print_receipt(receipt)
+    return 0 if receipt.adds_up else 1
+
+
+def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
+    import msgspec
+
+    from shinar.brokers import parse
+    from shinar.redrive import Spec
+
+    job = ledger.job(args.id)
+    text = args.url or (settings["url"] if "***" in job.source else job.source)
+    if not text or parse(text).masked != job.source:
+        raise ConfigError(f"give the URL again, it holds a secret: --url {job.source}", setting="url")
+    spec = msgspec.json.decode(job.spec, type=Spec)
+    if job.target != _with_queue(parse(text), spec.to_queue).masked:
+        args.to = args.to or job.target
+        if "***" in args.to:
+            raise ConfigError(f"give the target again, it holds a secret: --to {job.target}", setting="--to")
+    args.patch = args.patch or spec.patch
+    redrive = _redrive(args, settings, ledger, parse(text), job.queue, spec)
+    progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
+    redrive.progress = progress.add
+    _stop_on_signals(redrive)
+    receipt = redrive.resume(job.id)
+    progress.done()
+    return _hand_over(args, receipt)
+
+
+def _cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+    from shinar.redrive import JobState, LineState
+
+    job = ledger.job(args.id)
+    if job.state == JobState.DONE:
+        raise ConfigError(f"redrive {job.id} is done; see undo-plan", setting="id")
+    running = job.state == JobState.RUNNING
+    ledger.change(job.id, state=JobState.CANCELLED, note="cancelled")
+    if not running:
+        ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
+    elif not args.quiet:
+        print("its runner stops after the batch in hand", file=sys.stderr)
+    return _status(args, _settings, ledger) and 0
+
+
+def _undo_plan(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+    """Which messages went where: what somebody needs who wants them out of the target again."""
+    from shinar.redrive import LineState
+
+    job = ledger.job(args.id)
+    for line in ledger.lines_in(job.id, LineState.PUBLISHED, LineState.ACKED):
+        row = {"id": line.new_id or line.id, "was": line.id, "queue": line.target, "state": line.state}
+        print(json.dumps(row) if args.json else f"{row['queue']}  {row['id']}")
+    if not args.quiet:
+        print(
+            "A sent message cannot be called back: it may be handled already. Consumers can skip these ids, "
+            "or remove those still waiting from the queues named here.",
+            file=sys.stderr,
+        )
+    return 0
+
+
+_VERBS: Final = {
+    "list": _list,
+    "status": _status,
+    "resume": _resume,
+    "cancel": _cancel,
+    "undo-plan": _undo_plan,
+}
+
+
+# -- parts
+
+
+def print_receipt(receipt: Receipt) -> None:
+    print(f"redrive {receipt.job}: {receipt.state}")
+    print(f"  {receipt.selected:>9,} selected")
+    print(f"  {receipt.published:>9,} published ({receipt.bytes:,} bytes)")
+    if receipt.maybe_twice:
+        print(f"  {receipt.maybe_twice:>9,} of them maybe twice: a crash hid whether a first copy arrived")
+    print(f"  {receipt.skipped:>9,} skipped")
+    for why, count in sorted(receipt.why_skipped.items()):
+        print(f"  {'':>9}   {count:,} {_WHY.get(why, why)}")
+    print(f"  {receipt.failed:>9,} failed")
+    for why, count in sorted(receipt.why_failed.items()):
+        print(f"  {'':>9}   {count:,} {why}")
+    if receipt.left:
+        print(f"  {receipt.left:>9,} not done yet")
+
+
+def _job_row(job: Job) -> dict[str, Any]:
+    import msgspec
+
+    row = msgspec.structs.asdict(job)
+    return row | {"spec": json.loads(job.spec)}
+
+
+def _filter(job: Job) -> str:
+    spec = {
+        name: value for name, value in json.loads(job.spec).items() if value not in ("", None, [], 0, False)
+    }
+    return ", ".join(f"{name} {value}" for name, value in spec.items()) or "all of them"
+
+
+def spec_of(args: argparse.Namespace, settings: Settings) -> Spec:
+    from shinar.redrive import Spec
+
+    return Spec(
+        where=args.where,
+        fingerprint=args.fingerprint,
+        since_ms=since_ms(args.since),
+        limit=args.limit,
+        ids=ids_of(args.ids),
+        bypass=args.bypass,
+        rate_per_s=rate_of(args.rate),
+        max_failure_ratio=args.max_failure_ratio,
+        include_poison=args.include_poison,
+        include_version=args.include_version,
+        include_invalid=args.include_invalid,
+        loop_limit=args.loop_limit,
+        sets=tuple(args.sets),
+        patch=args.patch,
+        registry=settings["registry"],
+    )
+
+
+def _redrive(
+    args: argparse.Namespace, settings: Settings, ledger: Ledger, url: Any, queue: str, spec: Spec
+) -> Redrive:
+    from shinar.cli.worker import load_handlers
+    from shinar.redrive import Redrive
+
+    validate = None
+    registry = settings["registry"] or spec.registry
+    if registry:
+        from shinar.schemas import Registry
+
+        validate = Registry.load(registry).validate
+    return Redrive(
+        url,
+        spec,
+        queue=queue,
+        to=args.to,
+        ledger=ledger,
+        succeeded=_succeeded(args.skip_succeeded),
+        validate=validate,
+        patch=load_handlers(args.patch) if args.patch else None,
+    )
+
+
+def _succeeded(text: str | None) -> Any:
+    if not text:
+        return None
+    if "://" not in text:
+        from shinar.redrive import LakeSeen
+
+        return LakeSeen(text)
+    from shinar.idempotency import open_store
+
+    return open_store(text)
+
+
+def _with_queue(url: Any, queue: str) -> Any:
+    from dataclasses import replace
+
+    return replace(url, queue=queue or url.queue)
+
+
+def since_ms(text: str) -> int | None:
+    from shinar.cli.report import moment
+
+    found = moment(text)
+    return None if found is None else round(found.timestamp() * 1000)
+
+
+def ids_of(file: str | None) -> tuple[str, ...]:
+    if not file:
+        return ()
+    try:
+        return tuple(line.strip() for line in Path(file).read_text().splitlines() if line.strip())
+    except OSError as exc:
+        raise ConfigError(f"cannot be read: {exc.strerror}", setting="--ids") from None
+
+
+def rate_of(text: str) -> float:
+    if not text:
+        return 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?", text.strip())
+    if match is None or not float(match[1]):
+        raise ConfigError(f"{text!r} is no rate; write 200/s", setting="--rate")
+    return float(match[1]) / {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]

@@ -1,0 +1,71 @@
+"""Reading a dead-letter queue: by browsing, or, where a broker cannot show, by taking and giving back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from shinar.brokers import Broker, Delivery
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import Unsupported
+from shinar.redrive.hold import Held
+from shinar.redrive.letters import Letter, read
+
+#: Messages reserved at once while reading.
+BATCH: Final = 200
+#: How long an empty answer may take before the queue counts as read to its end.
+PATIENCE_S: Final = 2.0
+
+SIDE_EFFECT: Final = (
+    "{broker} cannot show a queue: every message is reserved, read and handed back. "
+    "Its delivery count goes up by one where the broker keeps one, and consumers do not see "
+    "the queue meanwhile{order}."
+)
+
+
+def letters(
+    broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
+) -> Generator[Letter, None, None]:
+    """Oldest first, in flat memory. With `reserve` also where the broker has no browse."""
+    for delivery in deliveries(broker, queue, reserve=reserve, limit=limit, clock=clock):
+        yield read(delivery, broker.traits)
+
+
+def deliveries(
+    broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
+) -> Iterator[Delivery]:
+    if broker.traits.browse:
+        return broker.browse(queue, limit)
+    if not reserve:
+        raise Unsupported(
+            broker.traits.name,
+            "show a queue without taking from it",
+            f"add --reserve if that is acceptable. {side_effect(broker)}",
+        )
+    return _reserved(broker, queue, limit, clock)
+
+
+def side_effect(broker: Broker) -> str:
+    """What reading by reservation does to the queue, for people; "" when it is not needed."""
+    if broker.traits.browse:
+        return ""
+    order = "" if broker.traits.ordered else "; it has no order that could change"
+    return SIDE_EFFECT.format(broker=broker.traits.name, order=order)
+
+
+def _reserved(broker: Broker, queue: str, limit: int | None, clock: Clock) -> Iterator[Delivery]:
+    held = Held(broker, clock)
+    seen = 0
+    try:
+        while limit is None or seen < limit:
+            wanted = BATCH if limit is None else min(BATCH, limit - seen)
+            batch = broker.reserve(queue, wanted, PATIENCE_S)
+            if not batch:
+                return
+            held.add(batch)
+            for delivery in batch:
+                seen += 1
+                yield delivery
+            held.renew()
+    finally:
+        held.release()

@@ -1,0 +1,148 @@
+"""What a redrive would do, without doing it: counts, bytes, targets, a sample, and who stays and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import ContractError
+from shinar.redrive.checks import Checks, cannot_carry, swallowed
+from shinar.redrive.ledger import Line, LineState
+from shinar.redrive.letters import Letter, digest
+from shinar.redrive.patch import Patch
+from shinar.redrive.send import Route, copy_of
+
+#: Letters checked at once.
+CHUNK: Final = 200
+#: Messages shown by a dry run.
+SAMPLE: Final = 5
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """One message of the sample."""
+
+    id: str | None
+    urn: str | None
+    target: str
+    error: str | None
+    exception: str | None
+
+
+class Plan(msgspec.Struct):
+    #: Dead letters looked at.
+    looked: int = 0
+    selected: int = 0
+    #: Would be sent; selected = sendable + skipped.
+    sendable: int = 0
+    skipped: int = 0
+    bytes: int = 0
+    targets: dict[str, int] = {}
+    why_skipped: dict[str, int] = {}
+    #: Sent back from this log before, and therefore not selected again.
+    already: int = 0
+    #: Of the sendable ones: sent back before, they died again.
+    died_again: int = 0
+    sample: list[Shown] = []
+    #: Digest of the first message that stays.
+    anchor: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        found = msgspec.structs.asdict(self) | {
+            "sample": [msgspec.structs.asdict(one) for one in self.sample]
+        }
+        found.pop("anchor")
+        return found
+
+
+class Planner:
+    def __init__(
+        self, route: Route, checks: Checks, patch: Patch | None = None, clock: Clock = SYSTEM
+    ) -> None:
+        self._route = route
+        self._checks = checks
+        self._patch = patch
+        self._clock = clock
+        #: Digests that a log keeps though they were sent back; given by the ledger.
+        self.sent_before: Callable[[Iterable[str]], Iterable[str]] = lambda _: ()
+        self.generations: Callable[[Iterable[str]], Any] = lambda _: {}
+
+    def plan(
+        self,
+        letters: Iterable[Letter],
+        chosen: Callable[[Letter], bool],
+        limit: int | None = None,
+        write: Callable[[Sequence[Line]], None] = lambda _: None,
+    ) -> Plan:
+        """`write` gets the lines, chunk by chunk, and numbers identical ones. Looking ends once `limit`
+        is reached and the first message that stays is known."""
+        plan = Plan()
+        for page in _pages(letters):
+            names = [digest(letter.delivery, self._route.source.traits) for letter in page]
+            before = set(self.sent_before(names)) if self._route.log else set()
+            picked: list[tuple[Letter, str]] = []
+            for letter, name in zip(page, names, strict=True):
+                plan.looked += 1
+                if (limit is not None and plan.selected >= limit) or not chosen(letter):
+                    continue
+                if name in before:
+                    plan.already += 1
+                    continue
+                plan.selected += 1
+                picked.append((letter, name))
+            lines = self._lines(plan, picked)
+            going = {line.digest for line in lines if line.state == LineState.PLANNED}
+            plan.anchor = plan.anchor or next((name for name in names if name not in going), "")
+            write(lines)
+            if limit is not None and plan.selected >= limit and plan.anchor:
+                break
+        return plan
+
+    def _lines(self, plan: Plan, picked: list[tuple[Letter, str]]) -> list[Line]:
+        letters = [letter for letter, _ in picked]
+        again = self.generations([letter.id for letter in letters if letter.id])
+        lines: list[Line] = []
+        for (letter, name), why in zip(picked, self._checks.why(letters), strict=True):
+            why = why or self._refusal(letter)
+            target = self._route.queue or letter.target(self._route.source.traits)
+            size = len(letter.delivery.body)
+            state = LineState.SKIPPED if why else LineState.PLANNED
+            position = letter.delivery.position
+            lines.append(Line(name, 0, letter.id or "", position, target, state, why, size))
+            if why:
+                kind = why.partition(":")[0]
+                plan.skipped += 1
+                plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
+                continue
+            plan.sendable += 1
+            plan.died_again += letter.id in again
+            plan.bytes += size
+            plan.targets[target] = plan.targets.get(target, 0) + 1
+            if len(plan.sample) < SAMPLE:
+                plan.sample.append(Shown(letter.id, letter.urn, target, letter.error, letter.exception))
+        return lines
+
+    def _refusal(self, letter: Letter) -> str:
+        try:
+            body, new_id = copy_of(letter), ""
+            if self._patch is not None:
+                body, new_id = self._patch.apply(letter, body)
+        except ContractError as exc:
+            return f"patch: {exc}"
+        why = self._checks.refused_copy(body) if self._patch is not None else ""
+        why = why or cannot_carry(body, self._route.traits)
+        if why or new_id:
+            return why
+        return swallowed(letter, self._route.traits, self._clock.epoch_ms(), same_broker=self._route.moves)
+
+
+def _pages(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+    page: list[Letter] = []
+    for letter in letters:
+        page.append(letter)
+        if len(page) >= CHUNK:
+            yield page
+            page = []
+    yield page

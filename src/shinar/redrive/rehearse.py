@@ -1,0 +1,99 @@
+"""Your handlers over a sample of dead letters, here and now, with outside effects bypassed.
+
+Nothing is taken from the broker and nothing is sent; what handlers do without asking
+`bypass_external_effects`, they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from shinar.brokers import Delivery, connect
+from shinar.envelope import judge
+from shinar.envelope.fingerprint import error_template
+from shinar.redrive.job import Redrive
+from shinar.redrive.letters import Letter, Nature
+from shinar.redrive.look import letters
+from shinar.redrive.send import BYPASS, copy_of
+from shinar.worker import Context, GiveUp, Handlers, Retry
+from shinar.worker.context import enter_context
+from shinar.worker.handlers import Call, compile_route
+
+
+class Rehearsal(msgspec.Struct):
+    ran: int = 0
+    passed: int = 0
+    failed: int = 0
+    #: error template -> how many
+    errors: dict[str, int] = {}
+
+    def as_dict(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+    def add(self, error: str) -> None:
+        self.ran += 1
+        if not error:
+            self.passed += 1
+            return
+        self.failed += 1
+        self.errors[error] = self.errors.get(error, 0) + 1
+
+
+def rehearse(
+    redrive: Redrive, handlers: Handlers | Mapping[str, Any], *, sample: int = 100, reserve: bool = False
+) -> Rehearsal:
+    routes = (handlers if isinstance(handlers, Handlers) else Handlers(handlers)).routes
+    result = Rehearsal()
+    broker = connect(redrive.url)
+    with asyncio.Runner() as runner:
+        calls = {urn: compile_route(route, (), _run_with(runner)) for urn, route in routes.items()}
+        try:
+            found = letters(broker, redrive.queue, reserve=reserve)
+            with closing(found):
+                meant = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
+                for letter in islice(meant, sample):
+                    result.add(_run(calls, letter))
+        finally:
+            broker.close()
+    return result
+
+
+def _run_with(runner: asyncio.Runner) -> Any:
+    def run(awaitable: Any) -> object:
+        return runner.run(awaitable)
+
+    return run
+
+
+def _run(calls: Mapping[str, Call], letter: Letter) -> str:
+    """ "" when the handler is content, else its error without the variable parts."""
+    body = copy_of(letter)
+    message = judge(body).message
+    assert message is not None, "only envelopes are rehearsed"
+    call = calls.get(message.urn)
+    if call is None:
+        return f"no handler for {message.urn}"
+    delivery = Delivery(
+        body,
+        letter.target_name,
+        headers={**letter.delivery.headers, **BYPASS},
+        key=letter.delivery.key,
+        received_ms=letter.delivery.received_ms,
+    )
+    context = Context(message, delivery)
+    enter_context(context)
+    try:
+        answer = call(message, context)
+    except Exception as exc:  # the outermost edge: whatever a handler raises is the finding
+        return f"{type(exc).__name__}: {error_template(str(exc))}"
+    finally:
+        enter_context(None)
+    if isinstance(answer, (Retry, GiveUp)):
+        return f"{type(answer).__name__}: {error_template(answer.error)}"
+    return ""

@@ -1,0 +1,90 @@
+"""Dead letters of twelve kinds for tests: some from our own code, some from the public SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+from babelqueue import dead_letter as sdk
+
+from shinar.brokers import Broker, Outgoing
+from shinar.envelope import DeadReason, build, dead_letter, dead_letter_copy, encode, poison_record
+
+#: Ten kinds of handled failures; poison and a version nobody speaks make twelve.
+KINDS = [
+    ("php", "App\\Jobs\\GatewayTimeout", "gateway said 504 after {n} ms", "urn:babel:orders:created"),
+    ("php", "App\\Jobs\\GatewayTimeout", "gateway said 504 after {n} ms", "urn:babel:orders:paid"),
+    ("go", "*net.OpError", "dial tcp 10.0.0.{n}: refused", "urn:babel:orders:created"),
+    ("java", "java.lang.NullPointerException", "order {n} has no customer", "urn:babel:orders:created"),
+    ("node", "TypeError", "Cannot read properties of undefined", "urn:babel:users:registered"),
+    ("python", "KeyError", "'sku-{n}'", "urn:babel:stock:moved"),
+    ("dotnet", "System.TimeoutException", "no answer in {n} s", "urn:babel:stock:moved"),
+    ("python", "ValueError", "invalid literal for int(): 'x{n}'", "urn:babel:stock:moved"),
+    ("python", "ValueError", "amount {n} is negative", "urn:babel:orders:paid"),
+    ("php", None, "unknown urn", "urn:babel:unknown:thing"),
+]
+POISON, VERSION = 10, 11
+#: Epoch ms of the first death.
+BEGAN_MS = 1_763_172_600_000
+
+
+def body(n: int, queue: str) -> bytes:
+    """The n-th dead letter; its kind is n modulo 12."""
+    kind = n % 12
+    if kind == POISON:
+        block = dead_letter(
+            DeadReason.POISON, queue=queue, attempts=1, failed_ms=BEGAN_MS + n * 100, error="no envelope"
+        )
+        return poison_record(b'{"broken":%d' % n, block)
+    if kind == VERSION:
+        return (
+            b'{"job":"urn:babel:orders:created","trace_id":"t-%d","data":{"n":%d},"meta":{"id":"v-%d","queue":"%s",'
+            b'"lang":"go","schema_version":9,"created_at":%d},"attempts":0}'
+            % (n, n, n, queue.encode(), BEGAN_MS)
+        )
+    lang, exception, error, urn = KINDS[kind]
+    message = build(urn, {"n": n, "amount": n * 10, "kind": kind}, queue=queue)
+    plain = encode(message).replace(b'"lang":"python"', b'"lang":"%s"' % lang.encode())
+    if kind % 3 == 0:
+        made = sdk.annotate(
+            json.loads(plain),
+            "failed",
+            queue,
+            3,
+            error=error.format(n=n % 250),
+            exception=exception,
+            lang=lang,
+        )
+        made["dead_letter"]["failed_at"] = BEGAN_MS + n * 100
+        return json.dumps(made, separators=(",", ":"), ensure_ascii=False).encode()
+    reason = DeadReason.UNKNOWN_URN if exception is None else DeadReason.FAILED
+    block = dead_letter(
+        reason, queue=queue, attempts=3, failed_ms=BEGAN_MS + n * 100, error=error.format(n=n % 250)
+    )
+    return dead_letter_copy(plain, msgspec.structs.replace(block, exception=exception, lang=lang))
+
+
+def plant(broker: Broker, dlq: str, queue: str, count: int) -> list[bytes]:
+    """Publish `count` of them; their bodies in order."""
+    bodies = [body(n, queue) for n in range(count)]
+    for start in range(0, count, 500):
+        part = bodies[start : start + 500]
+        broker.publish(
+            dlq,
+            [
+                Outgoing(text, {"x-n": str(start + at)}, b"key" if broker.traits.key else None)
+                for at, text in enumerate(part)
+            ],
+        )
+    return bodies
+
+
+def drained(broker: Broker, queue: str) -> Iterator[bytes]:
+    """Everything a queue holds, consumed."""
+    empty = 0
+    while empty < 3:
+        batch = broker.reserve(queue, 500, 0.5)
+        broker.ack(batch)
+        yield from (delivery.body for delivery in batch)
+        empty = 0 if batch else empty + 1
