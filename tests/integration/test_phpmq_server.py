@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shinar.brokers import Broker, Outgoing, connect
@@ -617,6 +618,45 @@ def test_metrics_over_http(tmp_path: Path, opened) -> None:
             assert answer.read() == b"ok\n"
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/")
+
+
+def test_a_port_in_use_is_named_and_the_folder_is_free_again(start: Start, tmp_path: Path) -> None:
+    taken = int(start(folder=tmp_path / "other").url.rpartition(":")[2])
+    with pytest.raises(ConfigError, match="cannot listen"):
+        start(listeners=(Listener(port=taken),))
+    start()
+
+
+def test_pipelined_reserves_of_large_bodies_are_all_answered(start: Start, opened) -> None:
+    """The first reply alone fills the connection's buffer; the others must follow once it is out."""
+    from shinar.phpmq.protocol import Decoder
+    from shinar.phpmq.protocol import extension as ext
+
+    server = start()
+    for number in range(4):
+        opened(server.url).publish(f"q{number}", [Outgoing(os.urandom(1_000_000)) for _ in range(6)])
+    with Plain(server.url) as client:
+        reserves = [ext.pack(ext.Reserve(n + 1, f"q{n}", 6, 60_000)) for n in range(4)]
+        client.raw(ext.pack(ext.Hello(1)) + b"".join(reserves))
+        decoder, got = Decoder(Limits(max_payload_bytes=2**30)), []
+        while len(got) < 5:
+            got += decoder.feed(client.socket.recv(262_144))
+    assert sorted(msgspec.msgpack.decode(one.payload)[0] for one in got[1:]) == [1, 2, 3, 4]
+
+
+def test_a_hello_that_is_refused_is_answered_even_with_requests_behind_it(start: Start) -> None:
+    from shinar.phpmq.protocol import Decoder, Type
+    from shinar.phpmq.protocol import extension as ext
+
+    server = start(listeners=(Listener(port=0, token=True),), access=from_token(TOKEN))
+    with Plain(server.url) as client:
+        client.raw(ext.pack(ext.Hello(1, "wrong")) + ext.pack(ext.Queues(1)))
+        data = b""
+        while more := client.socket.recv(4096):
+            data += more
+    (only,) = Decoder(Limits()).feed(data)
+    assert only.type == Type.ERROR
+    assert ext.unpack(only.type, only.payload).code == "denied"
 
 
 def test_one_folder_one_server(start: Start, tmp_path: Path) -> None:

@@ -147,8 +147,9 @@ class PhpmqBroker:
             page = self._safely(partial(_page, queue=queue, after=after, size=size))
             if not page:
                 return
+            store = self._client().welcome.store
             for item in page:
-                yield self._delivery(queue, item, None, None, item.published_ms)
+                yield _delivery(queue, item, f"{store}{item.key:016x}", item.published_ms)
             after = page[-1].key
             left = None if left is None else left - len(page)
 
@@ -214,25 +215,35 @@ class PhpmqBroker:
     def _deliveries(self, queue: str, batch: ext.Batch) -> list[Delivery]:
         now_ms = self._clock.epoch_ms()
         until_ms = now_ms + batch.lease_ms
-        token = batch.token
-        return [self._delivery(queue, item, (token, item.key), until_ms, now_ms) for item in batch.items]
+        token, store = batch.token, self._client().welcome.store
+        return [
+            _delivery(queue, item, f"{store}{item.key:016x}", now_ms, (token, item.key), until_ms)
+            for item in batch.items
+        ]
 
-    def _delivery(
-        self, queue: str, item: ext.Delivered, receipt: Receipt | None, until_ms: int | None, received_ms: int
-    ) -> Delivery:
-        extra = item.extra
-        store = self._opened.welcome.store if self._opened is not None else ""
+
+def _delivery(
+    queue: str, item: ext.Delivered, position: str, received_ms: int,
+    receipt: Receipt | None = None, until_ms: int | None = None,
+) -> Delivery:  # fmt: skip
+    # By position, in the order of Delivery's fields: keywords cost a third more, a thousand times a batch.
+    extra = item.extra
+    if extra is None:
         return Delivery(
-            item.body,
-            queue,
-            receipt,
-            NOTHING if extra is None else extra.headers,
-            key=None if extra is None else extra.key,
-            native_count=item.count,
-            received_ms=received_ms,
-            lease_until_ms=until_ms,
-            position=f"{store}{item.key:016x}",
+            item.body, queue, receipt, NOTHING, NOTHING, None, item.count, received_ms, until_ms, position
         )
+    return Delivery(
+        item.body,
+        queue,
+        receipt,
+        extra.headers,
+        NOTHING,
+        extra.key,
+        item.count,
+        received_ms,
+        until_ms,
+        position,
+    )
 
 
 def _confirm(

@@ -7,7 +7,6 @@ else notices. Knows what a request is, not what a queue does with it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, cast
 
@@ -25,8 +24,6 @@ from shinar.phpmq.store import Entry
 
 if TYPE_CHECKING:
     from shinar.phpmq.server.listen import Hub, Listener
-
-log = logging.getLogger("shinar.phpmq")
 
 #: Bytes waiting to be sent above which a client of the extension gets nothing new, and is not read from.
 HIGH_WATER: Final = 4 * 1024 * 1024
@@ -52,6 +49,7 @@ class Connection(asyncio.Protocol):
         #: Monotonic time at which the unfinished frame began; None between frames.
         self.frame_since_s: float | None = None
         self.unread_since_s: float | None = None
+        self.closing_since_s: float | None = None
         self.since_s = hub.clock.monotonic_s()
         self.frames = 0
         #: True once a message was carried out: a hello comes before that, or not at all.
@@ -84,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.unread_since_s = self.hub.clock.monotonic_s()
-        if self._transport is not None:
+        if self._transport is not None and self.extended:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -115,7 +113,7 @@ class Connection(asyncio.Protocol):
     def handle(self, messages: list[Message]) -> None:
         """Carry out what came in one read; runs of sends or acknowledgements go to the store together."""
         start, end = 0, len(messages)
-        while start < end and self._transport is not None:
+        while start < end and not self._leaving():
             first = messages[start]
             kind = type(first)
             stop = start + 1
@@ -148,7 +146,10 @@ class Connection(asyncio.Protocol):
     # -- what the engine hands out
 
     def writable(self) -> bool:
-        return self.unread_since_s is None and self._out_bytes < HIGH_WATER and self._transport is not None
+        return self.unread_since_s is None and not self._full() and self._transport is not None
+
+    def _full(self) -> bool:
+        return self._out_bytes >= (HIGH_WATER if self.extended else PLAIN_HIGH_WATER)
 
     def deliver(self, waiter: Waiter, lease: Lease | None, entries: list[Entry]) -> None:
         batch = (0, 0, ()) if lease is None else (lease.token, int(waiter.lease_s * 1000), entries)
@@ -184,19 +185,27 @@ class Connection(asyncio.Protocol):
         self.hub.outgoing.add(self)
 
     def flush(self) -> None:
+        was_full = self._full()
         out, self._out, self._out_bytes = self._out, [], 0
         if self._transport is None or not out:
             return
-        if not self.extended and not self.leave_after_reply:
-            if self._plain is None:
-                self._plain = PlainWriter(self._transport, self.resume_writing)
+        if self.extended or self.leave_after_reply:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if self.leave_after_reply:
+                self._hang_up()
+        else:
+            self._flush_plain(out)
+        if was_full and self.writable():
+            # Others were served meanwhile; there may be more for this one.
+            self.hub.wake(self)
+
+    def _flush_plain(self, out: list[bytes]) -> None:
+        if self._plain is None and self._transport is not None:
+            self._plain = PlainWriter(self._transport, self.resume_writing)
+        if self._plain is not None:
             self._plain.write(out)
             if self._plain.waiting_bytes > PLAIN_HIGH_WATER and self.unread_since_s is None:
                 self.unread_since_s = self.hub.clock.monotonic_s()
-            return
-        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if self.leave_after_reply:
-            self._transport.close()
 
     def cut_off(self, reason: Exception | str) -> None:
         """End this connection for good, and say why in the log."""
@@ -206,13 +215,10 @@ class Connection(asyncio.Protocol):
             # It was told to go and does not take its last frame.
             self._transport.abort()
             return
-        log.warning("client %s cut off: %s", self.peer, reason)
-        kind = type(reason).__name__ if isinstance(reason, Exception) else str(reason)
-        counts = self.hub.engine.totals.cut_off
-        counts[kind] = counts.get(kind, 0) + 1
+        self.hub.note_cut_off(self.peer, reason)
         if self.extended and not self._transport.get_write_buffer_size():
             self._transport.write(pack(Failure(0, "bad-request", str(reason))))
-            self._transport.close()
+            self._hang_up()
         else:
             self._transport.abort()
 
@@ -221,7 +227,16 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             if self.extended:
                 self._transport.write(pack(Failure(0, "stopping", "the broker is going away")))
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close once the last frame is taken, which must not take for ever."""
+        if self._transport is not None:
+            self.closing_since_s = self.hub.clock.monotonic_s()
             self._transport.close()
+
+    def _leaving(self) -> bool:
+        return self._transport is None or self.leave_after_reply or self._transport.is_closing()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -230,6 +245,9 @@ class Connection(asyncio.Protocol):
     def overdue(self, now_s: float) -> str | None:
         """Why this client has used up our patience; None while it has not."""
         options = self.hub.options
+        if self.closing_since_s is not None:
+            over = now_s - self.closing_since_s > options.stop_s
+            return "it does not take its last frame" if over else None
         if self.frame_since_s is not None:
             allowed_s = options.frame_s + self._decoder.pending_bytes / options.slowest_bytes_s
             if now_s - self.frame_since_s > allowed_s:

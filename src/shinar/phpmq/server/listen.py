@@ -34,6 +34,8 @@ log = logging.getLogger("shinar.phpmq")
 DEFAULT_PORT: Final = 9100
 #: Seconds between two rounds of looking for clients that take too long.
 PATROL_S: Final = 0.5
+#: Clients cut off between two rounds that are logged one by one.
+LOGGED_CUTS: Final = 20
 #: Seconds between two rounds of forgetting old archived messages.
 PRUNE_S: Final = 60.0
 #: Seconds a client has for its TLS handshake.
@@ -73,6 +75,8 @@ class Hub:
         #: Set when not even a fresh start from the file works: the process should end.
         self.failed = asyncio.Event()
         self._pruned_s = float("-inf")
+        #: Clients cut off since the last round of the patrol.
+        self._cut_lately = 0
         self._loop = loop
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -112,7 +116,18 @@ class Hub:
         """A client can take bytes again."""
         for consumer in connection.consumers.values():
             self.engine.wake(consumer.queue)
+        for queue in connection.waiting.values():
+            self.engine.wake(queue)
         self.touch()
+
+    def note_cut_off(self, peer: str, reason: Exception | str) -> None:
+        """Count it, and log it; of a flood only the first few each second."""
+        kind = type(reason).__name__ if isinstance(reason, Exception) else str(reason)
+        counts = self.engine.totals.cut_off
+        counts[kind] = counts.get(kind, 0) + 1
+        self._cut_lately += 1
+        if self._cut_lately <= LOGGED_CUTS:
+            log.warning("client %s cut off: %s", peer, reason)
 
     def touch(self) -> None:
         if not self._planned:
@@ -172,6 +187,9 @@ class Hub:
 
     def _look_around(self) -> None:
         now_s = self.clock.monotonic_s()
+        if self._cut_lately > LOGGED_CUTS:
+            log.warning("%d more clients cut off", self._cut_lately - LOGGED_CUTS)
+        self._cut_lately = 0
         for connection in list(self.connections):
             reason = connection.overdue(now_s)
             if reason is not None:
@@ -210,10 +228,22 @@ class Server:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self.hub = Hub(Engine(self._store, self._options, self._clock), self.access, loop)
-        for listener in self.listeners:
-            self._servers.append(await self._listen(loop, listener))
-        if self._metrics is not None:
-            self._http = await loop.create_server(lambda: MetricsConnection(self.hub), *self._metrics)
+        try:
+            for listener in self.listeners:
+                self._servers.append(await self._listen(loop, listener))
+            if self._metrics is not None:
+                self._http = await self._serve_metrics(loop, *self._metrics)
+        except ConfigError:
+            await self.stop()
+            raise
+
+    async def _serve_metrics(self, loop: asyncio.AbstractEventLoop, host: str, port: int) -> asyncio.Server:
+        try:
+            return await loop.create_server(lambda: MetricsConnection(self.hub), host, port)
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {exc.strerror}", setting="--metrics"
+            ) from None
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, listener: Listener) -> asyncio.Server:
         def accepted() -> Connection:

@@ -134,30 +134,31 @@ class Queue:
     def take(self, limit: int, now_ms: int, max_bytes: int = TAKE_BYTES) -> list[Entry]:
         """Up to `limit` ready messages in order. They are out of the window, and nobody's yet."""
         taken: list[Entry] = []
-        size = 0
+        size = freed = 0
+        window = self._window
         while len(taken) < limit and size < max_bytes:
-            entry = self._next()
-            if entry is None:
+            if self._returned:
+                entry = self._take_returned()
+                if entry is None:
+                    continue
+            elif window or self._refill():
+                entry = window.popleft()
+                freed += len(entry[1]) + ENTRY_BYTES
+            else:
                 break
             if entry[4] and entry[4] <= now_ms:
                 self.overdue.append(entry)
                 continue
             taken.append(entry)
             size += len(entry[1])
+        self._budget.used -= freed
         return taken
 
-    def _next(self) -> Entry | None:
-        while self._returned:
-            key = heapq.heappop(self._returned)
-            count = self._returned_counts.pop(key, None)
-            entry = None if count is None else self._store.get(key, count)
-            if entry is not None:
-                return entry
-        if not self._window and not self._refill():
-            return None
-        entry = self._window.popleft()
-        self._budget.used -= len(entry[1]) + ENTRY_BYTES
-        return entry
+    def _take_returned(self) -> Entry | None:
+        """The first message that came back; None when it was flushed or expired meanwhile."""
+        key = heapq.heappop(self._returned)
+        count = self._returned_counts.pop(key, None)
+        return None if count is None else self._store.get(key, count)
 
     def _refill(self) -> bool:
         if self.loaded == self.row.last:
