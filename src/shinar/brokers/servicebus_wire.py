@@ -54,8 +54,9 @@ def released_copy(delivery: Delivery, now_s: float, delay_s: float) -> ServiceBu
     message = message_of(same, now_s, origin=delivery)
     count = (delivery.native_count or 0) + 1
     # The contract's properties as they came, not as the body would have them: a gated message stays gated.
-    kept = {name: _typed(value) for name, value in delivery.properties.items()}
-    message.application_properties = {**(message.application_properties or {}), **kept, DELIVERIES: count}
+    properties: dict[str | bytes, Any] = dict(message.application_properties or {})
+    properties.update({name: _typed(value) for name, value in delivery.properties.items()})
+    message.application_properties = {**properties, DELIVERIES: count}
     return message
 
 
