@@ -55,6 +55,9 @@ def register(actions: Any) -> None:
     parser.add_argument("--lease-s", type=float, default=60.0, help="default lease of a reservation")
     parser.add_argument("--memory-mib", type=int, default=64, help="bodies kept in memory (default 64)")
     parser.add_argument("--max-body-mib", type=int, default=16, help="longest body (default 16)")
+    parser.add_argument(
+        "--checkpoint-mib", type=int, default=32, help="log that gathers before it is merged (default 32)"
+    )
     parser.add_argument("--max-connections", type=int, default=1000)
     parser.add_argument("--max-queues", type=int, default=10_000)
     parser.add_argument("--force", action="store_true", help="listen publicly even without TLS or token")
@@ -87,7 +90,12 @@ def run(args: argparse.Namespace) -> int:
     _allow_files(args.max_connections + SPARE_FILES)
     access = _access(args)
     listeners = _listeners(args, bool(access.tokens))
-    store = Store(args.data, durability=args.durability, archive=args.archive)
+    store = Store(
+        args.data,
+        durability=args.durability,
+        archive=args.archive,
+        checkpoint_mib=max(1, args.checkpoint_mib),
+    )
     server = Server(
         store, listeners, options=_options(args), access=access,
         metrics=_host_port(args.metrics, "--metrics") if args.metrics else None,

@@ -24,8 +24,10 @@ SCHEMA_VERSION: Final = 1
 APPLICATION_ID: Final = 0x53484E52
 #: Bits of a key that count within a queue; the rest (23 bits) is the queue's number.
 SEQUENCE_BITS: Final = 40
-#: Pages of write-ahead log before it is copied into the data file: 32 MiB.
-CHECKPOINT_PAGES: Final = 8192
+#: Write-ahead log that may gather before it is copied into the data file.
+CHECKPOINT_MIB: Final = 32
+#: SQLite pages in a MiB.
+_PAGES: Final = 256
 #: SQLite's own page cache.
 CACHE_KIB: Final = 32 * 1024
 DATA_FILE: Final = "broker.sqlite"
@@ -75,7 +77,7 @@ def lock(folder: Path) -> int:
     return descriptor
 
 
-def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
+def open_file(path: Path, durability: Durability, checkpoint_mib: int = CHECKPOINT_MIB) -> sqlite3.Connection:
     """The data file, created if absent; autocommit, so that transactions are written out by the store."""
     fresh = not path.exists()
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
@@ -83,8 +85,8 @@ def open_file(path: Path, durability: Durability) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute(f"PRAGMA synchronous={synchronous(durability)}")
         db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-        db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        db.execute(f"PRAGMA journal_size_limit={CHECKPOINT_PAGES * 4096 * 4}")
+        db.execute(f"PRAGMA wal_autocheckpoint={checkpoint_mib * _PAGES}")
+        db.execute(f"PRAGMA journal_size_limit={checkpoint_mib * 4 * 2**20}")
         _prepare(db, path)
     except sqlite3.Error as exc:
         db.close()

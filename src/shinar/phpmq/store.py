@@ -64,14 +64,18 @@ class Later(msgspec.Struct, frozen=True):
 
 
 class Store:
-    def __init__(self, folder: Path, *, durability: Durability = "fsync", archive: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, durability: Durability = "fsync", archive: bool = False,
+        checkpoint_mib: int = schema.CHECKPOINT_MIB,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self.path = folder / DATA_FILE
         self.durability = durability
         self.archiving = archive
+        self._checkpoint_mib = checkpoint_mib
         self._lock = schema.lock(folder)
         try:
-            self._db = schema.open_file(self.path, durability)
+            self._db = schema.open_file(self.path, durability, checkpoint_mib)
         except StoreError:
             os.close(self._lock)
             raise
@@ -109,7 +113,7 @@ class Store:
             self._db.execute(f"PRAGMA synchronous={schema.synchronous(self.durability)}")
         except sqlite3.Error:
             self._db.close()
-            self._db = schema.open_file(self.path, self.durability)
+            self._db = schema.open_file(self.path, self.durability, self._checkpoint_mib)
 
     def close(self) -> None:
         self.rollback()
