@@ -533,13 +533,27 @@ def test_tls(start: Start, opened, certificate: tuple[Path, Path]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     server = start(listeners=(Listener(port=0, tls=context),))
-    broker = opened(f"{server.url}/q?ca={certificate[0]}")
+    broker = opened(f"{server.url}/q?tls_ca={certificate[0]}")
     broker.publish("q", [Outgoing(os.urandom(300_000)) for _ in range(5)])
     assert len(broker.reserve("q", 5, 1)) == 5
     with pytest.raises(AccessDenied, match="not trusted"):
         connect(f"{server.url}/q")
     with pytest.raises(BrokerUnavailable):
         connect(server.url.replace("phpmqs", "phpmq") + "/q?timeout_s=2")
+
+
+def test_clients_can_be_asked_for_a_certificate(start: Start, opened, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    context.load_verify_locations(cert)
+    context.verify_mode = ssl.CERT_REQUIRED
+    server = start(listeners=(Listener(port=0, tls=context),))
+    with pytest.raises(BrokerUnavailable):
+        connect(f"{server.url}/q?tls_ca={cert}")
+    opened(f"{server.url}/q?tls_ca={cert}&tls_cert={cert}&tls_key={key}").publish("q", bodies("x"))
+    with pytest.raises(ConfigError, match="certificate"):
+        connect(f"{server.url}/q?tls_ca=missing.pem")
 
 
 TOKEN = "correct horse battery"

@@ -37,7 +37,9 @@ CHUNKS_IN_FLIGHT: Final = 8
 LONGEST_WAIT_S: Final = 30.0
 BROWSE_PAGE: Final = 500
 
-OPTIONS: Final = frozenset({"lease_s", "timeout_s", "token", "hold", "declare", "ca", "cert", "cert_key"})
+OPTIONS: Final = frozenset(
+    {"lease_s", "timeout_s", "token", "hold", "declare", "tls_ca", "tls_cert", "tls_key"}
+)
 
 #: What settles a delivery: its batch's token and its own key.
 Receipt = tuple[int, int]
@@ -312,11 +314,11 @@ def address(url: BrokerUrl) -> Address:
 
 def _tls(url: BrokerUrl) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=url.option("ca") or None)
-        if url.option("cert"):
-            context.load_cert_chain(url.option("cert"), url.option("cert_key") or None)
+        context = ssl.create_default_context(cafile=url.option("tls_ca") or None)
+        if url.option("tls_cert"):
+            context.load_cert_chain(url.option("tls_cert"), url.option("tls_key") or None)
     except OSError as exc:
         raise ConfigError(
-            f"a certificate file cannot be read: {exc.strerror}", setting="?ca= or ?cert="
+            f"a certificate file cannot be read: {exc.strerror}", setting="?tls_ca= or ?tls_cert="
         ) from None
     return context

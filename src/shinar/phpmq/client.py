@@ -193,7 +193,7 @@ def _mapped(address: Address) -> Iterator[None]:
     except ssl.SSLCertVerificationError as exc:
         raise AccessDenied(
             f"the certificate of {address.shown} is not trusted: {exc.verify_message}; name its authority "
-            "with ?ca=",
+            "with ?tls_ca=",
             broker=NAME,
         ) from None
     except TimeoutError:

@@ -7,6 +7,8 @@ else notices. Knows what a request is, not what a queue does with it.
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, cast
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 HIGH_WATER: Final = 4 * 1024 * 1024
 #: The same for a plain consumer. It is read on: it may be blocked in a send, and would never read again.
 PLAIN_HIGH_WATER: Final = 256 * 1024
+#: Seconds of silence after which the kernel asks whether the other host is still there.
+KEEPALIVE_S: Final = 60
 
 
 class Connection(asyncio.Protocol):
@@ -69,7 +73,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix"
+        if isinstance(name, tuple):
+            self.peer = f"{name[0]}:{name[1]}"
+            _notice_the_dead(transport.get_extra_info("socket"))
+        else:
+            self.peer = "unix"
         self.hub.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -264,3 +272,12 @@ class Connection(asyncio.Protocol):
         self.hub.inbound_bytes += pending - self._counted_bytes
         self._counted_bytes = pending
         return pending < 65_536 or self.hub.inbound_bytes <= self.hub.options.inbound_bytes
+
+
+def _notice_the_dead(raw: socket.socket) -> None:
+    """A host that lost its power says no goodbye; what it holds must come back all the same."""
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 4)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
