@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from shinar.brokers.contract import NOTHING, Outgoing
 from shinar.clock import SYSTEM, Clock
-from shinar.envelope import SCHEMA_VERSION, SOURCE_LANG, Message, Meta, encode, judge
+from shinar.envelope import SCHEMA_VERSION, SOURCE_LANG, Message, Meta, encode, judge, parse_strict
 from shinar.errors import ConfigError, ContractError
 from shinar.pipeline import schema
 from shinar.pipeline.options import WriteOptions
@@ -163,12 +163,18 @@ def _built(row: dict[str, Any], queue: str, options: WriteOptions, digest: bytes
     meta = Meta(own_id, queue, options.lang or SOURCE_LANG, SCHEMA_VERSION, clock.epoch_ms())
     body = encode(Message(row["urn"] or "", trace_id, {} if exact else _plain(data), meta, 0))
     if exact:
+        text = data.encode()
+        if not isinstance(parse_strict(text), dict):
+            raise ContractError(
+                "a row gives no valid message: data must be the JSON text of one object", pointer="/data"
+            )
         # The payload's text goes in as it is. No string of the envelope can hold these bytes unescaped.
-        body = body.replace(b'"data":{}', b'"data":' + data.encode(), 1)
+        body = body.replace(b'"data":{}', b'"data":' + text, 1)
     verdict = judge(body)
     if not verdict.accepts:
-        text = f"a row gives no valid message ({verdict.reason}); data must be the JSON text of an object"
-        raise ContractError(text, pointer=verdict.pointer or "/data")
+        raise ContractError(
+            f"a row gives no valid message ({verdict.reason})", pointer=verdict.pointer or None
+        )
     return body
 
 
