@@ -22,7 +22,7 @@ def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: boo
     columns = {
         "body": body,
         "attempts": _attempts(judged, deliveries, traits),
-        "queue": pa.array([d.queue for d in deliveries], pa.string()),
+        "queue": _one_or_many([d.queue for d in deliveries]),
         "broker": repeated(traits.name, len(body)),
         "position": pa.array([d.position or None for d in deliveries], pa.string()),
         "received_at": pa.array(received_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
@@ -37,24 +37,31 @@ def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: boo
 
 def chunk_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: bool = True) -> Chunk:
     receipts = [d.receipt for d in deliveries] if traits.portable_receipts else None
-    return Chunk(rows_of(deliveries, traits, include_headers), receipts)
+    return Chunk.of(rows_of(deliveries, traits, include_headers), receipts)
 
 
 def deliveries_of(chunk: Chunk) -> list[Delivery]:
     """What a broker needs to settle the rows of a chunk from another process."""
-    if chunk.receipts is None:
+    if chunk.packed is None:
         return []
     rows = zip(
         chunk.rows.column("body").to_pylist(),
         chunk.rows.column("queue").to_pylist(),
         chunk.rows.column("position").to_pylist(),
-        chunk.receipts,
+        chunk.receipts(),
         strict=True,
     )
     return [
         Delivery(body=body, queue=queue, position=position or "", receipt=receipt)
         for body, queue, position, receipt in rows
     ]
+
+
+def _one_or_many(texts: list[str]) -> pa.Array:
+    """Nearly always the same text in every row."""
+    if texts and texts.count(texts[0]) == len(texts):
+        return repeated(texts[0], len(texts))
+    return pa.array(texts, pa.string())
 
 
 def _attempts(judged: Judged, deliveries: Sequence[Delivery], traits: Traits) -> pa.Array:

@@ -37,7 +37,15 @@ class Chunk(NamedTuple):
     """Rows of one write, and the receipts to settle them with (None where receipts do not travel)."""
 
     rows: pa.RecordBatch
-    receipts: list[Any] | None
+    #: Pickled, and only looked into when something is to be settled again.
+    packed: bytes | None
+
+    @classmethod
+    def of(cls, rows: pa.RecordBatch, receipts: list[Any] | None) -> Chunk:
+        return cls(rows, None if receipts is None else pickle.dumps(receipts, pickle.HIGHEST_PROTOCOL))
+
+    def receipts(self) -> list[Any]:
+        return [] if self.packed is None else list(pickle.loads(self.packed))
 
 
 class Fenced(StoreError):
@@ -83,7 +91,7 @@ class Attempt:
         self._writer = pa.ipc.new_stream(self._file, schema.ARROW, options=_WRITE)
 
     def write(self, chunk: Chunk) -> None:
-        metadata = None if chunk.receipts is None else {_RECEIPTS: pickle.dumps(chunk.receipts)}
+        metadata = None if chunk.packed is None else {_RECEIPTS: chunk.packed}
         self._writer.write_batch(chunk.rows, custom_metadata=metadata)
         self._file.flush()
 
@@ -181,8 +189,7 @@ def read_segment(path: Path | str) -> Iterator[Chunk]:
                 rows, metadata = stream.read_next_batch_with_custom_metadata()
                 if rows is None:
                     return
-                packed = metadata.get(_RECEIPTS) if metadata is not None else None
-                yield Chunk(rows, None if packed is None else pickle.loads(packed))
+                yield Chunk(rows, metadata.get(_RECEIPTS) if metadata is not None else None)
     except StopIteration:
         return
 
