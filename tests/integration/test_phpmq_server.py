@@ -569,6 +569,11 @@ def test_a_token_is_asked_for_and_plain_clients_are_not_served(start: Start, ope
     with Plain(server.urls[0]) as plain:
         plain.send(Send("q", b"y"))
         assert plain.hung_up()
+    with Plain(server.urls[0]) as stranger:
+        stranger.raw(b"H0110001P10" + b"%029d" % 65_537)
+        assert stranger.hung_up(5), "a stranger's frame is not even collected"
+    known = opened(f"{server.urls[0]}/q?token={TOKEN.replace(' ', '+')}")
+    known.publish("big", [Outgoing(bytes(5_000_000))])
     with Plain(server.urls[1]) as plain:
         plain.send(Consume("q", 1))
         assert plain.next().content == b"x"

@@ -41,7 +41,8 @@ _LENGTH_DIGITS: Final = 29
 
 class Decoder:
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        #: May be widened while decoding, once a peer is known.
+        self.limits = limits
         self._pending = bytearray()
         #: Bytes there must be before another look at `_pending` can get any further.
         self._need = MESSAGE_HEADER
@@ -111,7 +112,7 @@ class Decoder:
             return 0
         start += _LENGTH_DIGITS
         end = start + int(digits)
-        if len(digits) < _LENGTH_DIGITS or end > len(data) or end - start > self._limits.max_body_bytes:
+        if len(digits) < _LENGTH_DIGITS or end > len(data) or end - start > self.limits.max_body_bytes:
             return 0
         if not repeat.ttl:
             found.append(Send(repeat.queue, data[start:end]))
@@ -187,7 +188,7 @@ class Decoder:
             raise ProtocolViolation(f"packet type {number:02d} does not belong in this message")
         if number in seen:
             raise ProtocolViolation(f"packet type {number:02d} comes twice")
-        limit = self._limits.of(number)
+        limit = self.limits.of(number)
         if length > limit:
             raise ProtocolViolation(
                 f"packet type {number:02d} announces {length} bytes; the limit is {limit}"

@@ -123,8 +123,7 @@ def _hello(connection: Connection, hello: ext.Hello) -> None:
         )
         connection.leave_after_reply = True
         return
-    connection.rights = rights
-    connection.extended = True
+    connection.welcome(rights)
     limits = hub.options.limits
     connection.write(
         ext.pack(

@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Final, cast
 
 from shinar.errors import ProtocolViolation
-from shinar.phpmq.protocol import Acknowledge, Decoder, Extended, Message, Send
+from shinar.phpmq.protocol import Acknowledge, Decoder, Extended, Limits, Message, Send
 from shinar.phpmq.protocol.encode import dispatch_frame, dispatch_prefix
 from shinar.phpmq.protocol.extension import Failure, pack, pack_reply
 from shinar.phpmq.server import commands
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 HIGH_WATER: Final = 4 * 1024 * 1024
 #: The same for a plain consumer. It is read on: it may be blocked in a send, and would never read again.
 PLAIN_HIGH_WATER: Final = 256 * 1024
+#: What somebody may send who has not shown a token yet, where one is asked for.
+STRANGER_LIMITS: Final = Limits(max_body_bytes=65_536, max_payload_bytes=65_536)
 #: Seconds of silence after which the kernel asks whether the other host is still there.
 KEEPALIVE_S: Final = 60
 
@@ -60,7 +62,7 @@ class Connection(asyncio.Protocol):
         self.spoke = False
         self._ttl_form = listener.dispatch_form == "ttl"
         self._prefixes: dict[tuple[str, bool], bytes] = {}
-        self._decoder = Decoder(hub.options.limits)
+        self._decoder = Decoder(STRANGER_LIMITS if listener.token else hub.options.limits)
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._counted_bytes = 0
@@ -144,6 +146,12 @@ class Connection(asyncio.Protocol):
             commands.send(self, queue, [(send.content, send.ttl_s or 0) for send in sends])
         else:
             commands.acknowledge(self, queue, [ack.id for ack in cast(list[Acknowledge], run)])
+
+    def welcome(self, rights: Rights) -> None:
+        """The client said hello and may go on."""
+        self.rights = rights
+        self.extended = True
+        self._decoder.limits = self.hub.options.limits
 
     def reply(self, tag: int, result: object) -> None:
         self.write(pack_reply(tag, result))
