@@ -1,4 +1,4 @@
-"""A streaming job to be killed: queue -> Parquet. Arguments: URL, folder, `once` or `on`."""
+"""A streaming job to be killed: queue -> Parquet. Arguments: URL, folder, `once` or `on`, master."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from shinar.pipeline.session import session
 warnings.simplefilter("ignore")
 
 
-def main(url: str, folder: str, mode: str) -> None:
+def main(url: str, folder: str, mode: str, master: str = "local[2,4]") -> None:
     # Four tries a task, as on a cluster: a Python worker may die without failing the query.
-    spark = session("local[2,4]", conf={"spark.driver.memory": "700m", "spark.sql.shuffle.partitions": "2"})
+    conf = {
+        "spark.driver.memory": "700m",
+        "spark.executor.memory": "700m",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    spark = session(master, conf=conf)
     spark.sparkContext.setLogLevel("OFF")
     reader = spark.readStream.format("shinar").option("url", url).option("queue", "orders")
     frame = reader.option("landing", f"{folder}/landing").option("maxRecordsPerTrigger", 1500)

@@ -29,7 +29,7 @@ FIRST_WAIT_S: Final = 0.5
 #: And the ones after it, so that a broker which fetches ahead has time to.
 NEXT_WAIT_S: Final = 0.1
 #: Rows per reserve at first, and at most; in between as many as CHUNK_BYTES hold.
-FIRST_ROWS: Final = 500
+FIRST_ROWS: Final = 100
 MOST_ROWS: Final = 4_000
 CHUNK_BYTES: Final = 8 << 20
 #: Deliveries settled by one call.

@@ -52,6 +52,8 @@ WRITE_OPTIONS: Final = (
 
 #: Rows a micro-batch may take unless the user says otherwise: some seconds of work, tens of megabytes.
 DEFAULT_RECORDS: Final = 100_000
+#: Bytes of bodies a micro-batch of a queue may take: the tasks hold them until they are acknowledged.
+DEFAULT_BYTES: Final = 512 << 20
 #: Rows per confirmed publish of the sink.
 DEFAULT_WRITE_BATCH: Final = 1_000
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.I)
@@ -188,7 +190,7 @@ def stream_options(raw: Mapping[str, str]) -> StreamOptions:
         stream_id=_stream_id(given),
         starting=_starting(given, replayable),
         max_records=_integer(given, name, DEFAULT_RECORDS, least=1),
-        max_bytes=_size(given, "maxBytesPerTrigger"),
+        max_bytes=_size(given, "maxBytesPerTrigger") or (None if replayable else DEFAULT_BYTES),
         min_partitions=_integer(given, "minPartitions", 0),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_headers=_flag(given, "includeHeaders", True),
