@@ -37,6 +37,9 @@ DEFAULT_GROUP: Final = "babelqueue"
 #: Largest body sent unless ?max_body_bytes= says otherwise: a fresh topic takes 1,048,588 bytes
 #: with headers and framing.
 DEFAULT_BODY_BYTES: Final = 1_000_000
+#: A killed worker's partitions go to others after this. librdkafka beats in a thread of its own,
+#: so a short session costs a slow handler nothing.
+DEFAULT_SESSION_S: Final = 10.0
 #: Room for headers and framing on top of the body.
 _FRAMING_BYTES: Final = 48_000
 #: How long a freshly made topic may take until it has a leader.
@@ -191,7 +194,7 @@ def settings(url: BrokerUrl) -> Settings:
         max_body_bytes=int(url.number("max_body_bytes", DEFAULT_BODY_BYTES, least=1)),
         compression=url.option("compression", "none"),
         incremental=protocol == "consumer",
-        session_timeout_s=url.number("session_timeout_s", 45.0, least=1),
+        session_timeout_s=url.number("session_timeout_s", DEFAULT_SESSION_S, least=1),
     )
 
 
@@ -208,6 +211,22 @@ def tiers_of(url: BrokerUrl) -> tuple[int, ...]:
             f"{text!r} is not a list of ascending milliseconds like 5000,30000 (or off)",
             setting="?retry_tiers_ms=",
         ) from None
+
+
+def group_config(settings: Settings, group: str, watch: Watch) -> dict[str, Any]:
+    """A member of a group that commits by hand and starts at the oldest record."""
+    config = {
+        **settings.common,
+        "error_cb": watch.note,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": 100,
+        "fetch.error.backoff.ms": 100,
+    }
+    if settings.incremental:
+        return config | {"group.protocol": "consumer"}
+    return config | {"session.timeout.ms": int(settings.session_timeout_s * 1000)}
 
 
 class Topics:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-from shinar.brokers.kafka_client import Record, Sender, Settings, Watch, kafka_errors, settings
+from shinar.brokers.kafka_client import Record, Sender, Settings, Watch, group_config, kafka_errors, settings
 from shinar.brokers.kafka_record import unparked
 from shinar.brokers.registry import parse
 from shinar.brokers.url import BrokerUrl
@@ -59,7 +59,10 @@ class Reinjector:
         self._stopped = threading.Event()
         self._changed = threading.Event()
         with kafka_errors():
-            self._consumer = Consumer(self._config())
+            self._consumer = Consumer(
+                group_config(self._settings, self._settings.group + GROUP_SUFFIX, self._watch)
+                | {"topic.metadata.refresh.interval.ms": _REFRESH_MS}
+            )
         self._subscribe()
 
     def add(self, topic: str) -> None:
@@ -93,18 +96,6 @@ class Reinjector:
             self._park([first] if first is not None else [])
             self._park(self._consumer.consume(_BATCH, 0))
         return self._write_back()
-
-    def _config(self) -> dict[str, Any]:
-        return {
-            **self._settings.common,
-            "error_cb": self._watch.note,
-            "group.id": self._settings.group + GROUP_SUFFIX,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "topic.metadata.refresh.interval.ms": _REFRESH_MS,
-            "fetch.wait.max.ms": 100,
-            "session.timeout.ms": int(self._settings.session_timeout_s * 1000),
-        }
 
     def _subscribe(self) -> None:
         tiers = range(1, len(self._settings.tiers_ms) + 1)

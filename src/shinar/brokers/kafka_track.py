@@ -16,7 +16,18 @@ class Track:
     """One partition for as long as we own it. `live` ends with the ownership, and with it every
     receipt that points here."""
 
-    __slots__ = ("_done", "_open", "_turns", "committed", "live", "next_offset", "number", "sent", "topic")
+    __slots__ = (
+        "_done",
+        "_open",
+        "_turns",
+        "committed",
+        "live",
+        "next_offset",
+        "number",
+        "sent",
+        "topic",
+        "verified",
+    )
 
     def __init__(self, topic: str, number: int, start: int, committed: int) -> None:
         self.topic = topic
@@ -28,6 +39,9 @@ class Track:
         #: Position we asked the group to store last; ahead of `committed` until it answers.
         self.sent = committed
         self.live = True
+        #: The first record after an assignment was the expected one, or we asked again and it is
+        #: a real gap; without a stored position nothing is expected.
+        self.verified = committed < 0
         #: Offsets handed out and not yet passed by `position`, ascending.
         self._open: deque[int] = deque()
         #: Finished ones that an unfinished one below them holds up.
