@@ -1,4 +1,4 @@
-"""Apache ActiveMQ Artemis in a launcher of twenty lines; AMQP 1.0 only, security on, journal on disk."""
+"""Apache ActiveMQ Artemis in a launcher of twenty lines; AMQP 1.0 and Core (JMS), security on, journal on disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONFIG = """<configuration xmlns="urn:activemq">
     <scheduled-thread-pool-max-size>2</scheduled-thread-pool-max-size>
     <thread-pool-max-size>8</thread-pool-max-size>
     <acceptors>
-      <acceptor name="amqp">tcp://127.0.0.1:{port}?protocols=AMQP;amqpCredits=1000;amqpLowCredits=300{tls}</acceptor>
+      <acceptor name="amqp">tcp://127.0.0.1:{port}?protocols=AMQP,CORE;amqpCredits=1000;amqpLowCredits=300{tls}</acceptor>
     </acceptors>
     <security-settings>
       <security-setting match="#">
