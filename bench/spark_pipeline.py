@@ -78,11 +78,36 @@ def plant(folder: Path, rows: int, duplicates: float) -> None:
         pq.write_table(table, folder / f"{start:012d}.parquet", row_group_size=50_000)
 
 
+def cpu_s(jvm: int) -> float:
+    """User and system time of this process, the JVM and all its Python workers, dead ones included."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents: dict[int, list[int]] = {}
+    spent: dict[int, float] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:  # gone meanwhile
+            continue
+        pid = int(entry.parent.name)
+        parents.setdefault(int(fields[1]), []).append(pid)
+        spent[pid] = sum(map(int, fields[11:15])) / ticks
+    found, todo = 0.0, [jvm]
+    while todo:
+        pid = todo.pop()
+        found += spent.get(pid, 0.0)
+        todo += parents.get(pid, [])
+    return found + sum(os.times()[:2])
+
+
 def peak_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
     return 0.0
+
+
+def jvm_pid(spark: SparkSession) -> int:
+    return int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
 
 
 def rewrite(spark: SparkSession, source: Path, work: Path) -> float:
@@ -111,22 +136,31 @@ def compare(spark: SparkSession, args: argparse.Namespace, work: Path) -> None:
     plant(source, args.rows, args.duplicates)
     rewrite(spark, source, work)
     pipeline(spark, source, work, args.rows, typed=True)
-    ways = {"rewrite": [], "pipeline": [], "pipeline, typed": []}
+    jvm = jvm_pid(spark)
+    ways = {
+        "rewrite": lambda: rewrite(spark, source, work),
+        "pipeline": lambda: pipeline(spark, source, work, args.rows, typed=False),
+        "pipeline, typed": lambda: pipeline(spark, source, work, args.rows, typed=True),
+    }
+    walls: dict[str, list[float]] = {name: [] for name in ways}
+    cpus: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.rounds):
-        ways["rewrite"].append(rewrite(spark, source, work))
-        ways["pipeline"].append(pipeline(spark, source, work, args.rows, typed=False))
-        ways["pipeline, typed"].append(pipeline(spark, source, work, args.rows, typed=True))
-    base = min(ways["rewrite"])
+        for name, way in ways.items():
+            before = cpu_s(jvm)
+            walls[name].append(way())
+            cpus[name].append(cpu_s(jvm) - before)
     print(f"{args.rows:,} bodies, {args.duplicates:.1%} of them twice, 2 % broken, best of {args.rounds}")
-    print(f"{'way':<18}{'s':>8}{'rows/s':>12}{'× rewrite':>11}")
-    for name, times in ways.items():
-        best = min(times)
-        print(f"{name:<18}{best:>8.2f}{args.rows / best:>12,.0f}{best / base:>11.2f}")
+    print(f"{'way':<18}{'s':>8}{'rows/s':>12}{'× rewrite':>11}{'CPU s':>9}{'× CPU':>8}")
+    base, base_cpu = min(walls["rewrite"]), min(cpus["rewrite"])
+    for name in ways:
+        best, cpu = min(walls[name]), min(cpus[name])
+        told = f"{name:<18}{best:>8.2f}{args.rows / best:>12,.0f}{best / base:>11.2f}"
+        print(f"{told}{cpu:>9.2f}{cpu / base_cpu:>8.2f}")
     print("target: pipeline at most 5 × rewrite")
 
 
 def grow(spark: SparkSession, args: argparse.Namespace, work: Path) -> None:
-    jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    jvm = jvm_pid(spark)
     print(f"{'rows':>12}{'s':>9}{'µs/row':>9}{'JVM MB':>9}{'driver MB':>11}")
     for factor in (1, 4, 16):
         rows = args.rows * factor

@@ -1,6 +1,6 @@
 """The typed tables of a batch: executors turn payloads into columns and write the files, in one pass.
 
-A second pass is made only for tables that met new fields. Nothing is visible until the batch is committed.
+Another pass is made only for tables that met new fields. Nothing is visible until the batch is committed.
 The rules of types are in `typed`; here is only Spark, Arrow batches and files.
 """
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 GROUP_ROWS: Final = 50_000
 #: Typed tables a lake may have; URNs beyond it stay in `messages` only (a broken producer may mint URNs).
 MAX_TABLES: Final = 500
+#: Rows of a new table that a task looks at to learn its columns.
+SAMPLE_ROWS: Final = 2_000
+#: Learn, write and see what the sample missed, write that.
+PASSES: Final = 3
 
 #: What a task reports: files it wrote, fields it saw, rows that clash. `file`/`row` say which staged row.
 REPORT: Final = pa.schema(
@@ -63,9 +67,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     files: dict[str, tuple[DataFile, ...]]
     columns: dict[str, Columns]
-    #: Reports of the first and the second pass. What the first said of `redone` tables is void.
-    clashes: tuple[list[str], list[str]]
-    redone: frozenset[str]
+    #: Reports of each pass, and the tables of which what it said is void: they were done again.
+    clashes: tuple[tuple[tuple[str, ...], frozenset[str]], ...]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -84,23 +87,32 @@ class Target(msgspec.Struct, frozen=True):
 def write(
     rows: DataFrame, routes: Routes, known: Mapping[str, Columns], target: Target, work: Path
 ) -> Outcome:
-    """`work` is a folder for the reports of the tasks."""
-    first = _pass(rows, _Task(routes, dict(known), target, None), work / "typed-1")
-    room = max(0, MAX_TABLES - len(known))
-    fresh = sorted(table for table in first.seen if table not in known)[:room]
-    grown = {
-        table: known.get(table, Columns()).with_new(typed.decide_all(seen))
-        for table, seen in first.seen.items()
-        if table in known or table in fresh
-    }
-    if not grown:
-        columns = {table: known[table] for table in first.files}
-        return Outcome(first.files, columns, (first.clashes, []), frozenset())
-    redone = frozenset(grown)
-    second = _pass(rows, _Task(routes, {**known, **grown}, target, redone), work / "typed-2")
-    files = {table: found for table, found in first.files.items() if table not in grown} | second.files
-    columns = {table: grown[table] if table in grown else known[table] for table in {*files, *grown}}
-    return Outcome(files, columns, (first.clashes, second.clashes), redone)
+    """`work` is a folder for the reports of the tasks.
+
+    Most batches need one pass. A new table is learnt from a sample first; whatever a pass sees that has no
+    column yet sends that table, and only that, through the next one. The third takes what it finds.
+    """
+    columns = dict(known)
+    done: list[tuple[_Result, frozenset[str]]] = []
+    only: frozenset[str] | None = None
+    for number in range(1, PASSES + 1):
+        task = _Task(routes, columns, target, only, observing=number < PASSES)
+        result = _pass(rows, task, work / f"typed-{number}")
+        fresh = sorted(table for table in result.seen if table not in columns)
+        allowed = {*columns, *fresh[: max(0, MAX_TABLES - len(columns))]}
+        grown = {
+            table: columns.get(table, Columns()).with_new(typed.decide_all(seen))
+            for table, seen in result.seen.items()
+            if table in allowed
+        }
+        only = frozenset(grown)
+        done.append((result, only))
+        columns |= grown
+        if not grown:
+            break
+    files = {t: found for result, void in done for t, found in result.files.items() if t not in void}
+    reports = tuple((tuple(result.clashes), void) for result, void in done)
+    return Outcome(files, {table: columns[table] for table in files}, reports)
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -132,16 +144,16 @@ def _whats(path: str) -> set[str]:
 
 def clashes(outcome: Outcome, spark: SparkSession) -> DataFrame | None:
     """(file, row, pointer, reason) of the rows that do not fit their table."""
-    first, second = outcome.clashes
-    void = F.col("table").isin(*outcome.redone) if outcome.redone else F.lit(False)
-    parts = [
-        read_files(spark, paths, to_spark(REPORT)).where((F.col("what") == "clash") & ~skipped)
-        for paths, skipped in ((first, void), (second, F.lit(False)))
-        if paths
-    ]
+    parts = []
+    for paths, void in outcome.clashes:
+        if paths:
+            found = read_files(spark, paths, to_spark(REPORT)).where("what = 'clash'")
+            parts.append(found.where(~F.col("table").isin(*void)) if void else found)
     if not parts:
         return None
-    found = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    found = parts[0]
+    for part in parts[1:]:
+        found = found.union(part)
     return found.selectExpr("file", "row", "pointer", "text as reason")
 
 
@@ -149,12 +161,19 @@ class _Task:
     """One executor task: Arrow batches in, report rows out, Parquet files on the side."""
 
     def __init__(
-        self, routes: Routes, known: dict[str, Columns], target: Target, only: frozenset[str] | None
+        self,
+        routes: Routes,
+        known: Mapping[str, Columns],
+        target: Target,
+        only: frozenset[str] | None,
+        *,
+        observing: bool,
     ) -> None:
         self._routes = routes
-        self._known = known
+        self._known = dict(known)
         self.target = target
         self._only = only
+        self._observing = observing
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables: dict[str, str | None] = {}
@@ -177,7 +196,7 @@ class _Task:
         for table, urns in by_table.items():
             mine = rows.filter(pc.is_in(rows["urn"], pa.array(urns, pa.string())))
             if table not in writers:
-                writers[table] = _Writer(self._known.get(table), self.target, self._only is None)
+                writers[table] = _Writer(self._known.get(table), self.target, self._observing)
             yield from writers[table].add(table, mine)
 
 
@@ -189,17 +208,23 @@ class _Writer:
         self._target = target
         self._observing = observing
         self._seen: Seen = {}
+        self._sampled = 0
         self._held: list[pa.Table] = []
         self._held_rows = 0
         self._file: pq.ParquetWriter | None = None
         self._path = ""
 
     def add(self, table: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        if self._known is None:
+            rows = rows.slice(0, max(0, SAMPLE_ROWS - self._sampled))
+            self._sampled += len(rows)
+            if not len(rows):
+                return
         payloads = [typed.decode(text) if text else {} for text in rows["data"].to_pylist()]
         block = Block(payloads, self._known)
         self._seen = typed.merge_seen([self._seen, block.seen])
         if self._known is None or (self._observing and self._seen):
-            return  # This table is written in the second pass, when its columns are known.
+            return  # This table is written in the next pass, when its columns are known.
         if block.clashes:
             yield _clash_rows(table, rows, block)
         self._held.append(_shaped(rows, block, self._known))
