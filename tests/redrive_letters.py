@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from babelqueue import dead_letter as sdk
 
-from shinar.brokers import Broker, Outgoing
+from shinar.brokers import Broker, Outgoing, connect, traits
 from shinar.envelope import DeadReason, build, dead_letter, dead_letter_copy, encode, poison_record
+from shinar.redrive import letters
+from shinar.settlement.names import dead_letter_queue
 
 #: Ten kinds of handled failures; poison and a version nobody speaks make twelve.
 KINDS = [
@@ -88,3 +96,71 @@ def drained(broker: Broker, queue: str) -> Iterator[bytes]:
         broker.ack(batch)
         yield from (delivery.body for delivery in batch)
         empty = 0 if batch else empty + 1
+
+
+#: Brokers of the redrive tests: row -> (server it needs, options)
+ROWS: dict[str, tuple[str | None, str]] = {
+    "sqlite": (None, "lease_s=3"),
+    "phpmq": (None, "lease_s=3"),
+    "redis": ("redis", "lease_s=3"),
+    "redis-laravel": ("redis", "layout=laravel&lease_s=3"),
+    "rabbitmq": ("rabbitmq", ""),
+    "rabbitmq-quorum": ("rabbitmq", "queue_type=quorum"),
+    "sqs": ("elasticmq", "lease_s=5"),
+    "servicebus": ("servicebus", "lease_s=5"),
+    "kafka": ("kafka", "partitions=1"),
+    "postgresql": ("postgresql", "lease_s=3"),
+    "pulsar": ("pulsar", ""),
+    "artemis": ("artemis", ""),
+}
+
+
+@dataclass
+class Place:
+    """A dead-letter queue of a real broker that nobody else uses."""
+
+    name: str
+    url: str
+    queue: str
+    dlq: str
+
+    def __post_init__(self) -> None:
+        self.traits = traits(self.url)
+
+    @contextlib.contextmanager
+    def broker(self) -> Iterator[Broker]:
+        opened = connect(self.url)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+    def redrive_url(self) -> str:
+        return with_queue(self.url, self.dlq)
+
+
+def with_queue(url: str, queue: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}queue={queue}"
+
+
+def open_place(
+    name: str, tmp_path: Path, live_server: Callable[..., Any], request: pytest.FixtureRequest
+) -> Place:
+    needs, options = ROWS[name]
+    if needs is not None:
+        url = live_server(needs).url
+    elif name == "sqlite":
+        url = f"sqlite://{tmp_path}/queue.db"
+    else:
+        url = request.getfixturevalue("embedded")
+    url = f"{url}{'&' if '?' in url else '?'}{options}" if options else url
+    queue = f"orders-{uuid.uuid4().hex[:8]}"
+    return Place(name, url, queue, dead_letter_queue(queue, traits(url)))
+
+
+def everything(place: Place) -> list[bytes]:
+    """What the dead-letter queue holds, in order, without consuming it where that is possible."""
+    with place.broker() as broker:
+        if broker.traits.browse:
+            return [delivery.body for delivery in broker.browse(place.dlq)]
+        return [letter.delivery.body for letter in letters(broker, place.dlq, reserve=True)]

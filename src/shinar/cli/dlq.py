@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from shinar.cli.common import Progress, add_output, add_settings, address, emit, settings_of
 from shinar.cli.redrive import add_choice, ids_of, since_ms
-from shinar.errors import ConfigError, MissingExtra
+from shinar.errors import MissingExtra
 
 if TYPE_CHECKING:
     from shinar.brokers import Broker
@@ -327,10 +327,8 @@ def _ledger(args: argparse.Namespace) -> Ledger | None:
     from shinar.redrive.ledger import default_path
 
     place = settings_of(args)["ledger"]
-    if not place and not default_path().exists():
+    if "://" not in place and not (Path(place) if place else default_path()).exists():
         return None
-    if place and "://" not in place and not Path(place).exists():
-        raise ConfigError(f"no such file: {place}", setting="ledger")
     return Ledger(place)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.common import Progress, add_output, add_settings, address, emit, settings_of
+from shinar.cli.redrive_jobs import WHY, cancel, print_receipt, show_list, show_status, undo_plan
 from shinar.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ EXAMPLES: Final = """examples:
 Columns of --where: urn, exception, error, reason, lang, queue, original_queue, created_at, failed_at,
 attempts, id, trace_id, fingerprint, data.field. Exit code 0 only if every selected message is accounted for.
 """
-VERBS: Final = ("list", "status", "resume", "cancel", "undo-plan")
 
 
 def register(commands: Any) -> None:
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     ledger = Ledger(settings["ledger"])
     try:
-        if args.what in VERBS:
+        if args.what in _VERBS:
             if args.what != "list" and not args.id:
                 raise ConfigError(f"which one? shinar redrive {args.what} ID", setting="id")
             return _VERBS[args.what](args, settings, ledger)
@@ -211,54 +209,13 @@ def _show_plan(plan: dict[str, Any], title: str, out: Any = None) -> None:
         print(f"  {count:>9,} would go to {queue}", file=out)
     print(f"  {plan['bytes']:>9,} bytes", file=out)
     for why, count in sorted(plan["why_skipped"].items()):
-        print(f"  {count:>9,} skipped: {_WHY.get(why, why)}", file=out)
+        print(f"  {count:>9,} skipped: {WHY.get(why, why)}", file=out)
     if plan["already"]:
         print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
     if plan["died_again"]:
         print(f"  {plan['died_again']:>9,} of these died again after an earlier redrive", file=out)
     for one in plan["sample"]:
         print(f"  e.g. {one['id']} {one['urn']} -> {one['target']}: {one['error'] or ''}"[:160], file=out)
-
-
-_WHY: Final = {
-    "poison": "poison (--include-poison)",
-    "version": "a version we do not speak (--include-version)",
-    "loop": "died again after earlier redrives (--loop-limit)",
-    "succeeded": "already processed",
-    "schema": "the schema would refuse it (--include-invalid, or fix it with --set)",
-    "dedup window": "the target would swallow it as a duplicate; wait, or give it a new id with --set",
-    "no target": "no original queue known; name one with --to",
-}
-
-
-# -- earlier ones
-
-
-def _list(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    for job in ledger.jobs(args.limit or 50):
-        receipt = ledger.receipt(job.id)
-        if args.json:
-            emit(_job_row(job) | {"receipt": receipt.as_dict()})
-        else:
-            print(
-                f"{job.id}  {job.state:<9} {receipt.published:>8,} of {receipt.selected:>8,} sent  {job.who}  "
-                f"{job.source}"
-            )
-    return 0
-
-
-def _status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    job = ledger.job(args.id)
-    receipt = ledger.receipt(job.id)
-    if args.json:
-        emit(_job_row(job) | {"receipt": receipt.as_dict()})
-    else:
-        at = datetime.fromtimestamp(job.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        print(f"redrive {job.id}: {job.state} ({job.note or 'no remarks'})")
-        print(f"  {job.who}, {at}\n  from {job.source} queue {job.queue}\n  to   {job.target}")
-        print(f"  {_filter(job)}")
-        print_receipt(receipt)
-    return 0 if receipt.adds_up else 1
 
 
 def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
@@ -286,78 +243,7 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
     return _hand_over(args, receipt)
 
 
-def _cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    from shinar.redrive import JobState, LineState
-
-    job = ledger.job(args.id)
-    if job.state == JobState.DONE:
-        raise ConfigError(f"redrive {job.id} is done; see undo-plan", setting="id")
-    running = job.state == JobState.RUNNING
-    ledger.change(job.id, state=JobState.CANCELLED, note="cancelled")
-    if not running:
-        ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
-    elif not args.quiet:
-        print("its runner stops after the batch in hand", file=sys.stderr)
-    return _status(args, _settings, ledger) and 0
-
-
-def _undo_plan(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    """Which messages went where: what somebody needs who wants them out of the target again."""
-    from shinar.redrive import LineState
-
-    job = ledger.job(args.id)
-    for line in ledger.lines_in(job.id, LineState.PUBLISHED, LineState.ACKED):
-        row = {"id": line.new_id or line.id, "was": line.id, "queue": line.target, "state": line.state}
-        print(json.dumps(row) if args.json else f"{row['queue']}  {row['id']}")
-    if not args.quiet:
-        print(
-            "A sent message cannot be called back: it may be handled already. Consumers can skip these ids, "
-            "or remove those still waiting from the queues named here.",
-            file=sys.stderr,
-        )
-    return 0
-
-
-_VERBS: Final = {
-    "list": _list,
-    "status": _status,
-    "resume": _resume,
-    "cancel": _cancel,
-    "undo-plan": _undo_plan,
-}
-
-
 # -- parts
-
-
-def print_receipt(receipt: Receipt) -> None:
-    print(f"redrive {receipt.job}: {receipt.state}")
-    print(f"  {receipt.selected:>9,} selected")
-    print(f"  {receipt.published:>9,} published ({receipt.bytes:,} bytes)")
-    if receipt.maybe_twice:
-        print(f"  {receipt.maybe_twice:>9,} of them maybe twice: a crash hid whether a first copy arrived")
-    print(f"  {receipt.skipped:>9,} skipped")
-    for why, count in sorted(receipt.why_skipped.items()):
-        print(f"  {'':>9}   {count:,} {_WHY.get(why, why)}")
-    print(f"  {receipt.failed:>9,} failed")
-    for why, count in sorted(receipt.why_failed.items()):
-        print(f"  {'':>9}   {count:,} {why}")
-    if receipt.left:
-        print(f"  {receipt.left:>9,} not done yet")
-
-
-def _job_row(job: Job) -> dict[str, Any]:
-    import msgspec
-
-    row = msgspec.structs.asdict(job)
-    return row | {"spec": json.loads(job.spec)}
-
-
-def _filter(job: Job) -> str:
-    spec = {
-        name: value for name, value in json.loads(job.spec).items() if value not in ("", None, [], 0, False)
-    }
-    return ", ".join(f"{name} {value}" for name, value in spec.items()) or "all of them"
 
 
 def spec_of(args: argparse.Namespace, settings: Settings) -> Spec:
@@ -447,3 +333,12 @@ def rate_of(text: str) -> float:
     if match is None or not float(match[1]):
         raise ConfigError(f"{text!r} is no rate; write 200/s", setting="--rate")
     return float(match[1]) / {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+_VERBS: Final = {
+    "list": show_list,
+    "status": show_status,
+    "resume": _resume,
+    "cancel": cancel,
+    "undo-plan": undo_plan,
+}

@@ -13,6 +13,7 @@ from shinar.brokers.url import BrokerUrl
 from shinar.errors import BrokerError, QueueMissing
 from shinar.redrive.ledger import Ledger, Line, LineState
 from shinar.redrive.letters import DIGEST_CHARS
+from shinar.redrive.look import browse
 
 #: queue -> partition -> the offset its next record would have got.
 Marks = dict[str, dict[str, int]]
@@ -66,7 +67,7 @@ def _found(bodies: Iterable[bytes], wanted: set[str]) -> set[str]:
 def _browsed(broker: Broker, queue: str) -> Iterator[bytes]:
     if not broker.traits.browse:
         return
-    for delivery in broker.browse(queue):
+    for delivery in browse(broker, queue):
         yield delivery.body
 
 
@@ -94,7 +95,7 @@ def advance(ledger: Ledger, source: BrokerUrl, broker: Broker, queue: str, shown
                 firsts.setdefault(number, offset)
         page.clear()
 
-    for delivery in broker.browse(queue):
+    for delivery in browse(broker, queue):
         number, _, offset = delivery.position.partition(":")
         page.append((sha256(delivery.body).hexdigest()[:DIGEST_CHARS], int(number), int(offset)))
         if len(page) >= 500:

@@ -7,7 +7,7 @@ from typing import Final
 
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import Unsupported
+from shinar.errors import BrokerError, Unsupported
 from shinar.redrive.hold import Held
 from shinar.redrive.letters import Letter, read
 
@@ -15,6 +15,10 @@ from shinar.redrive.letters import Letter, read
 BATCH: Final = 200
 #: How long an empty answer may take before the queue counts as read to its end.
 PATIENCE_S: Final = 2.0
+
+#: How long the first answer of a broker may be "not now", and the pause between two questions.
+START_S: Final = 15.0
+START_PAUSE_S: Final = 0.5
 
 SIDE_EFFECT: Final = (
     "{broker} cannot show a queue: every message is reserved, read and handed back. "
@@ -26,7 +30,8 @@ SIDE_EFFECT: Final = (
 def letters(
     broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
 ) -> Generator[Letter, None, None]:
-    """Oldest first, in flat memory. With `reserve` also where the broker has no browse."""
+    """Oldest first, in flat memory. With `reserve` also where the broker has no browse; close the broker
+    afterwards, as some give back what was read only then."""
     for delivery in deliveries(broker, queue, reserve=reserve, limit=limit, clock=clock):
         yield read(delivery, broker.traits)
 
@@ -35,7 +40,7 @@ def deliveries(
     broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
 ) -> Iterator[Delivery]:
     if broker.traits.browse:
-        return broker.browse(queue, limit)
+        return browse(broker, queue, limit, clock)
     if not reserve:
         raise Unsupported(
             broker.traits.name,
@@ -43,6 +48,24 @@ def deliveries(
             f"add --reserve if that is acceptable. {side_effect(broker)}",
         )
     return _reserved(broker, queue, limit, clock)
+
+
+def browse(broker: Broker, queue: str, limit: int | None = None, clock: Clock = SYSTEM) -> Iterator[Delivery]:
+    """The broker's own, with patience for one that has only just started or is electing a leader."""
+    deadline_s = clock.monotonic_s() + START_S
+    while True:
+        found = broker.browse(queue, limit)
+        try:
+            first = next(found, None)
+        except BrokerError as exc:
+            if not exc.transient or clock.monotonic_s() >= deadline_s:
+                raise
+            clock.sleep(START_PAUSE_S)
+            continue
+        if first is not None:
+            yield first
+            yield from found
+        return
 
 
 def side_effect(broker: Broker) -> str:

@@ -17,6 +17,7 @@ from shinar.redrive.choose import Chosen
 from shinar.redrive.hold import Held
 from shinar.redrive.ledger import Ledger, Line, LineState
 from shinar.redrive.letters import digest, read
+from shinar.redrive.look import browse
 from shinar.redrive.send import Item
 
 #: Messages in hand at once: what a crash leaves to its leases.
@@ -153,7 +154,7 @@ class Pass:
     def follow(self) -> None:
         """For logs: read, and touch nothing."""
         batch: list[Delivery] = []
-        for delivery in self._broker.browse(self._queue):
+        for delivery in browse(self._broker, self._queue, clock=self._clock):
             batch.append(delivery)
             if len(batch) < self._batch:
                 continue
@@ -170,7 +171,7 @@ class Pass:
         """How many messages are before the one with this digest; None when it is not there."""
         if not name:
             return None
-        for at, delivery in enumerate(self._broker.browse(self._queue)):
+        for at, delivery in enumerate(browse(self._broker, self._queue, clock=self._clock)):
             if digest(delivery, self._broker.traits) == name:
                 return at
         return None

@@ -46,7 +46,10 @@ def _assignment(text: str) -> tuple[Path, Expression]:
     left, sign, right = text.partition("=")
     if not sign or not right.strip():
         raise ConfigError(f"{text!r}: write data.field = expression", setting="--set")
-    return parse_path(left.strip()), Expression(right.strip(), "--set")
+    path = parse_path(left.strip())
+    if any(isinstance(step, int) for step in path):
+        raise ConfigError("an array's items cannot be set one by one; use --patch", setting="--set")
+    return path, Expression(right.strip(), "--set")
 
 
 def _value(expression: Expression, row: dict[str, Any], body: bytes) -> bytes:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shinar.errors import ConfigError
-from shinar.redrive.expression import Expression, moment_ms, parse_path
+from shinar.redrive.expression import Expression, parse_path
+from shinar.redrive.grammar import moment_ms
 
 ROW: dict[str, Any] = {
     "urn": "urn:babel:orders:created",
