@@ -310,3 +310,8 @@ def test_a_url_can_come_from_the_environment(spark, url, broker, monkeypatch):
             frame.count()  # the JVM was started before: executors lack it, and the error says what to do
     finally:
         del os.environ["SHINAR_TEST_URL"]
+
+
+def test_a_queue_only_one_process_sees_is_refused(spark):
+    with pytest.raises(PySparkException, match="each see their own"):
+        spark.read.format("shinar").option("url", "memory://m/orders").load().collect()

@@ -272,7 +272,8 @@ def _null_if_empty(column: pa.Array) -> pa.Array:
 def _times(values: list[int | None]) -> pa.Array:
     """Epoch milliseconds as timestamps. 0 is the contract's "missing"; both that and what no calendar
     shows become null (the body keeps it)."""
-    millis = np.fromiter((value or 0 for value in values), np.int64, len(values))
+    known = [value or 0 for value in values] if None in values else values
+    millis = np.fromiter(known, np.int64, len(known))
     absent = (millis == 0) | (millis < TIME_MS[0]) | (millis > TIME_MS[1])
     micros = np.where(absent, 0, millis) * 1000
     return pa.array(micros, pa.int64(), mask=absent if absent.any() else None).view(

@@ -40,6 +40,7 @@ from shinar.pipeline.options import (
     BrowseOptions,
     LogOptions,
     StreamOptions,
+    UrlRef,
     log_options,
     read_options,
     stream_options,
@@ -59,20 +60,35 @@ class ShinarSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        return ArchiveReader(options) if isinstance(options, ArchiveOptions) else BrowseReader(options)
+        if isinstance(options, ArchiveOptions):
+            return ArchiveReader(options)
+        _refuse_private(options.url)
+        return BrowseReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if "path" in self.options:
             return LogStream(log_options(self.options))
         options = stream_options(self.options)
+        _refuse_private(options.url)
         return ReplayStream(options) if options.url.traits().replayable else FrozenStream(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShinarWriter:
         _refuse_overwrite(overwrite)
-        return ShinarWriter(write_options(self.options), schema)
+        options = write_options(self.options)
+        _refuse_private(options.url)
+        return ShinarWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ShinarStreamWriter:
-        return ShinarStreamWriter(write_options(self.options), schema)
+        options = write_options(self.options)
+        _refuse_private(options.url)
+        return ShinarStreamWriter(options, schema)
+
+
+def _refuse_private(url: UrlRef) -> None:
+    traits = url.traits()
+    if not traits.shared:
+        advice = "Spark's processes each see their own; use a broker they share, such as sqlite:///path"
+        raise Unsupported(traits.name, "be read or written by Spark", advice)
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
