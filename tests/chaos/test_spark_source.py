@@ -125,14 +125,14 @@ def written(folder: Path) -> list[dict[str, object]]:
 
 
 def survive(
-    url: str, folder: Path, seed: int, restart: Callable[[], None] | None = None
+    url: str, folder: Path, kills: int = KILLS, restart: Callable[[], None] | None = None
 ) -> list[dict[str, object]]:
     with contextlib.ExitStack() as stack:
-        return _survive(url, folder, seed, restart, stack)
+        return _survive(url, folder, kills, restart, stack)
 
 
-def _survive(url, folder, seed, restart, stack) -> list[dict[str, object]]:
-    rng = random.Random(seed)
+def _survive(url, folder, kills, restart, stack) -> list[dict[str, object]]:
+    rng = random.Random(kills)
     bodies = planted(MESSAGES, rng)
     broker = connect(url)
     half = len(bodies) // 2
@@ -149,12 +149,12 @@ def _survive(url, folder, seed, restart, stack) -> list[dict[str, object]]:
     producer = threading.Thread(target=produce)
     if restart is None:
         producer.start()
-    for number in range(KILLS):
+    for number in range(kills):
         driver = stack.enter_context(running(url, folder, "on"))
         await_ready(driver)
         time.sleep(rng.uniform(0.1, 5.0))
         kill(driver, rng)
-        if restart is not None and number in (KILLS // 3, 2 * KILLS // 3):
+        if restart is not None and number in (kills // 3, 2 * kills // 3):
             restart()
     if restart is not None:
         producer.start()
@@ -178,7 +178,7 @@ def _survive(url, folder, seed, restart, stack) -> list[dict[str, object]]:
 
 
 def test_a_sqlite_queue_survives_sigkill(tmp_path: Path):
-    rows = survive(f"sqlite://{tmp_path}/queue.db?lease_s=40", tmp_path, seed=7)
+    rows = survive(f"sqlite://{tmp_path}/queue.db?lease_s=40", tmp_path)
     again = {place: count for place, count in Counter(row["position"] for row in rows).items() if count > 1}
     assert again == {}, "receipts travel here, so not even a redelivery is seen twice"
 
@@ -189,5 +189,6 @@ def test_a_redis_list_survives_sigkill_and_restarts(tmp_path: Path, server):
         server.stop()
         server.start()
 
-    rows = survive(server.url, tmp_path, seed=8, restart=restart if HEAVY else None)
+    url = f"{server.url}?lease_s=30"
+    rows = survive(url, tmp_path, KILLS if HEAVY else 2, restart if HEAVY else None)
     assert len(rows) >= MESSAGES
