@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+import select
+import socket
 import ssl
 import subprocess
 import threading
@@ -28,7 +31,7 @@ from shinar.errors import (
     StoreError,
 )
 from shinar.phpmq import archive, maintenance
-from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Limits, Requeue, Send
+from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Limits, Requeue, Send, encode
 from shinar.phpmq.server import Access, Listener, Options, Rights, ServerThread, serve_in_thread
 from shinar.phpmq.server.access import digest_of, from_file, from_token
 from shinar.phpmq.server.options import Refused
@@ -234,6 +237,30 @@ def test_a_large_window_of_large_bodies_arrives_whole(start: Start, opened) -> N
         time.sleep(0.5)
         got = consumer.take(60)
         assert [message.content for message in got] == sent
+
+
+def test_no_header_is_ever_seen_in_part(start: Start, opened) -> None:
+    """As php-mq reads: whenever a header is due and the socket is readable, one read gives all 8 bytes."""
+    server = start()
+    dice = random.Random(3)
+    sent = [bytes(dice.choice([10, 50, 77, 120])) for _ in range(5000)]
+    sent[1000:1000] = sent[3000:3000] = [bytes(70_000)] * 3
+    opened(server.url).publish("q", [Outgoing(body) for body in sent])
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        raw.sendall(encode(Consume("q", 100_000)))
+        for number, body in enumerate(sent):
+            if number % 40 == 0:
+                time.sleep(0.005)  # fall behind, so that every buffer on the way is full
+            assert select.select([raw], [], [], 10)[0]
+            header = raw.recv(8, socket.MSG_DONTWAIT)
+            assert header == b"H0100303", f"message {number}: {header!r}"
+            for _ in range(3):
+                packet = raw.recv(32, socket.MSG_WAITALL)
+                content = raw.recv(int(packet[3:]), socket.MSG_WAITALL) if int(packet[3:]) else b""
+                if packet.startswith(b"P02"):
+                    assert content == body
 
 
 # -- the extension

@@ -77,7 +77,8 @@ class Decoder:
         try:
             position = self._all(data, found)
         except ProtocolViolation as exc:
-            self.violation = exc
+            # Without its traceback, which would keep the offending bytes alive.
+            self.violation = exc.with_traceback(None)
             return found
         if position < len(data):
             self._pending += memoryview(data)[position:]

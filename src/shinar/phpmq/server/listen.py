@@ -127,7 +127,7 @@ class Hub:
         counts[kind] = counts.get(kind, 0) + 1
         self._cut_lately += 1
         if self._cut_lately <= LOGGED_CUTS:
-            log.warning("client %s cut off: %s", peer, reason)
+            log.warning("client %s cut off: %s", peer, str(reason))
 
     def touch(self) -> None:
         if not self._planned:
