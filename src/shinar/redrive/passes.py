@@ -8,11 +8,12 @@ to the back, the queue is turned round once, batch by batch; a log is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import Unsupported
+from shinar.errors import BrokerError, Unsupported
 from shinar.redrive.choose import Chosen
 from shinar.redrive.hold import Held
 from shinar.redrive.ledger import Ledger, Line, LineState
@@ -112,27 +113,37 @@ class Pass:
     def hold(self, patience_s: float = QUIET_S) -> None:
         """For brokers that put a message back in its place: keep the others out of the way until the end."""
         held = Held(self._broker, self._clock)
-        quiet_s = self._clock.monotonic_s()
         try:
-            while not self.stopped() and not self.finished():
-                batch = self._broker.reserve(self._queue, self._batch, WAIT_S)
-                held.renew()
-                if not batch:
-                    if self._clock.monotonic_s() - quiet_s >= patience_s:
-                        return
-                    continue
-                quiet_s = self._clock.monotonic_s()
-                items, others = self._matcher.split(batch)
-                held.add(others)
+            self._search(held, patience_s)
+        except BaseException:
+            with suppress(BrokerError):  # what went wrong is worth more than what that led to
+                held.release()
+            raise
+        held.release()
+
+    def _search(self, held: Held, patience_s: float) -> None:
+        quiet_s = self._clock.monotonic_s()
+        while not self.stopped() and not self.finished():
+            batch = self._broker.reserve(self._queue, self._batch, WAIT_S)
+            held.renew()
+            if not batch:
+                if self._clock.monotonic_s() - quiet_s >= patience_s:
+                    return
+                continue
+            quiet_s = self._clock.monotonic_s()
+            items, others = self._matcher.split(batch)
+            held.add(others)
+            try:
                 held.add(self._send(items))
-                if len(held) > MOST_HELD:
-                    raise Unsupported(
-                        self._broker.traits.name,
-                        f"hold more than {MOST_HELD:,} messages while it looks for the chosen ones",
-                        "redrive what comes first, or move the queue to a broker with a table or a log",
-                    )
-        finally:
-            held.release()
+            except BaseException:
+                held.add([item.delivery for item in items])
+                raise
+            if len(held) > MOST_HELD:
+                raise Unsupported(
+                    self._broker.traits.name,
+                    f"hold more than {MOST_HELD:,} messages while it looks for the chosen ones",
+                    "redrive what comes first, or move the queue to a broker with a table or a log",
+                )
 
     def turn(self, count: int) -> None:
         """For brokers that put a message at the back: once round, so that the order is the old one.
@@ -144,12 +155,19 @@ class Pass:
             if not batch:
                 return
             left -= len(batch)
-            items, kept = self._matcher.split(batch)
-            back = {id(delivery) for delivery in kept}
-            sending = not self.stopped()
-            unsent = self._send(items) if sending else [item.delivery for item in items]
-            back |= {id(delivery) for delivery in unsent}
-            self._broker.release([delivery for delivery in batch if id(delivery) in back])
+            try:
+                self._broker.release(self._rest(batch))
+            except BaseException:
+                with suppress(BrokerError):
+                    self._broker.release(batch)
+                raise
+
+    def _rest(self, batch: Sequence[Delivery]) -> list[Delivery]:
+        """The batch in its order, less what was sent."""
+        items, kept = self._matcher.split(batch)
+        unsent = [item.delivery for item in items] if self.stopped() else self._send(items)
+        back = {id(delivery) for delivery in (*kept, *unsent)}
+        return [delivery for delivery in batch if id(delivery) in back]
 
     def follow(self) -> None:
         """For logs: read, and touch nothing."""
