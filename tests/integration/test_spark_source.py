@@ -315,3 +315,22 @@ def test_a_url_can_come_from_the_environment(spark, url, broker, monkeypatch):
 def test_a_queue_only_one_process_sees_is_refused(spark):
     with pytest.raises(PySparkException, match="each see their own"):
         spark.read.format("shinar").option("url", "memory://m/orders").load().collect()
+
+
+def test_a_checkpoint_that_was_set_back_is_an_error_or_goes_on(spark, url, broker, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+
+    def run(**more: object) -> None:
+        writer = stream(spark, url, tmp_path, **more).writeStream.format("noop")
+        writer.option("checkpointLocation", str(checkpoint)).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    put(broker, 5)
+    run()
+    run()  # settles the batch for good
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink()
+    with pytest.raises(PySparkException, match="failOnDataLoss"):
+        run()
+    run(failOnDataLoss="false")
