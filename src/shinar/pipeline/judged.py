@@ -124,9 +124,7 @@ def repeated(text: str, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), rows)
 
 
-_DELIVERY_TYPES: Final = {
-    column.name: schema.KINDS[column.kind][1] for column in schema.FROM_DELIVERY if column.name != "verdict"
-}
+_DELIVERY_TYPES: Final = {column.name: schema.KINDS[column.kind][1] for column in schema.FROM_DELIVERY}
 
 
 def _as_binary(bodies: pa.Array) -> pa.Array:
@@ -154,7 +152,7 @@ def _judge_slice(bodies: pa.Array) -> Judged:
         job = pa.array([row.job for row in rows], pa.string())
         trace_id = pa.array([row.trace_id for row in rows], pa.string())
         data = _join_raw([row.data for row in rows])
-    return _columns(rows, odd, {"urn": job, "trace_id": trace_id, "data": _null_if_empty(data)})
+    return _columns(rows, odd, {"urn": job, "trace_id": trace_id, "data": data})
 
 
 def _decode_rows(texts: list[bytes]) -> tuple[list[_Row], set[int]]:

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -175,7 +175,3 @@ def _split(ranges: list[Range], least: int) -> list[Range]:
             Range(longest.queue, longest.partition, middle, longest.end),
         ]
     return found
-
-
-def as_offset(value: Mapping[str, Any]) -> Offset:
-    return {queue: dict(parts) for queue, parts in value.items()}
