@@ -6,8 +6,9 @@ RabbitMQ: durable queue, persistent messages, publisher confirms with 1000 on th
 SelectConnection), consumer with prefetch 1000 that acks in blocks. Redis: appendfsync always; `pipelined`
 is one command a message in pipelines of a batch, consumed with LMOVE and LREM as workers do; `variadic`
 is the fastest we can write: a whole batch in one RPUSH, taken and settled by one script call each. Ours:
-`shinar broker serve` with fsync in a process of its own, through `phpmq://`, a batch at a time; and with
-plain PHPMQ frames over a raw socket, as a PHP client sends them.
+`shinar broker serve` with fsync in a process of its own: through `phpmq://`, a batch at a time, waiting for
+each reply; with 1000 messages in flight, as RabbitMQ's client has them; and with plain PHPMQ frames over a
+raw socket, as a PHP client sends them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -30,7 +32,9 @@ import pika
 import redis
 
 from shinar.brokers import Outgoing, connect
+from shinar.phpmq.client import Address, Client
 from shinar.phpmq.protocol import Acknowledge, Consume, Decoder, Dispatch, Limits, Send, encode
+from shinar.phpmq.protocol import extension as ext
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -81,6 +85,38 @@ def ours(url: str, count: int, batch: int) -> tuple[float, float]:
                 found = broker.reserve("bench", batch, 5.0)
                 assert broker.ack(found) == ()
                 seen += len(found)
+
+        return rate(count, publish), rate(count, consume)
+
+
+def in_flight(url: str, count: int) -> tuple[float, float]:
+    """As RabbitMQ's client works: 1000 messages on their way, in two halves, so that nobody waits."""
+    half = WINDOW // 2
+    with closing(Client(Address(port=int(url.rpartition(":")[2])))) as client:
+        items = [ext.Item(BODY) for _ in range(half)]
+
+        def publish() -> None:
+            waiting: deque[int] = deque()
+            for _ in range(0, count, half):
+                waiting.append(client.send(ext.Publish(client.tag(), "flight", items)))
+                if len(waiting) == 2:
+                    client.receive(waiting.popleft(), int)
+            while waiting:
+                client.receive(waiting.popleft(), int)
+
+        def consume() -> None:
+            seen, acks = 0, deque()
+            waiting = deque(client.send(ext.Reserve(client.tag(), "flight", half, 100)) for _ in range(2))
+            while seen < count:
+                batch = client.receive(waiting.popleft(), ext.Batch, wait_s=5)
+                held = [ext.Held(batch.token, [item.key for item in batch.items])]
+                acks.append(client.send(ext.Ack(client.tag(), held)))
+                waiting.append(client.send(ext.Reserve(client.tag(), "flight", half, 100)))
+                seen += len(batch.items)
+                if len(acks) == 2:
+                    assert client.receive(acks.popleft(), list[ext.Held]) == []
+            while acks:
+                assert client.receive(acks.popleft(), list[ext.Held]) == []
 
         return rate(count, publish), rate(count, consume)
 
@@ -254,6 +290,7 @@ def main() -> int:
         rows.setdefault("Redis, variadic", []).append(redis_variadic(client, count, options.batch))
         with embedded() as url:
             rows.setdefault("Shinar", []).append(ours(url, count, options.batch))
+            rows.setdefault("Shinar, 1000 in flight", []).append(in_flight(url, count))
             rows.setdefault("Shinar, plain PHPMQ", []).append(plain(url, count))
             latencies.append(latency_ms(url))
     client.close()
@@ -268,7 +305,8 @@ def report(
     for name, (publish, consume) in rows.items():
         print(f"{name:<24}{publish:>12,.0f}{consume:>14,.0f}")
     missed = []
-    mine = rows["Shinar"]
+    # Like with like: their clients have a thousand messages on their way, too.
+    mine = rows["Shinar, 1000 in flight"]
     for name, target in (
         ("RabbitMQ", TIMES_RABBITMQ),
         ("Redis, pipelined", TIMES_REDIS),
