@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: How a row of the tables is read: the gate's property under its usual name.
 TRAITS: Final = Traits(name="lake", gate_property="bq-schema-version")
 _COLUMNS: Final = ("body", "queue", "received_at", "properties", "position")
-_ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = msgspec.msgpack.Decoder(Summary).decode
 
 
 def summarise_lake(spark: SparkSession, lake: Any, **choice: Any) -> Summary:
@@ -33,7 +31,7 @@ def summarise_lake(spark: SparkSession, lake: Any, **choice: Any) -> Summary:
     parts = rows.mapInArrow(_counter(choice), "part binary").collect()
     summary = Summary()
     for row in parts:
-        summary.merge(_DECODE(bytes(row["part"])))
+        summary.merge(msgspec.msgpack.decode(bytes(row["part"]), type=Summary))
     return summary
 
 
@@ -44,7 +42,7 @@ def _counter(choice: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Ite
             for letter in _letters(batch):
                 if chosen(letter):
                     summary.add(letter)
-        yield pa.RecordBatch.from_arrays([pa.array([_ENCODE(summary)], pa.binary())], names=["part"])
+        yield pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(summary)], pa.binary())], names=["part"])
 
     return count
 
