@@ -20,6 +20,9 @@ Rows = list[dict[str, Any]]
 
 #: Rows of a list on the page; the tables themselves have the rest.
 TOP: Final = 25
+#: Bars of a chart over time: the latest so many. And languages told apart in it.
+BUCKETS: Final = 180
+LANGS: Final = 7
 #: Traces drawn as a waterfall, and hops of each.
 WATERFALLS: Final = 4
 WATERFALL_HOPS: Final = 30
@@ -36,6 +39,9 @@ class Figures(msgspec.Struct, frozen=True):
     totals: dict[str, int]
     latency: dict[str, Any]
     traffic: Rows
+    #: (at, lang, messages) by creation, in buckets of `produced_unit`.
+    produced: Rows
+    produced_unit: str
     by_urn: Rows
     producers: Rows
     fingerprints: Rows
@@ -62,8 +68,16 @@ def collect(
     spark: SparkSession, store: Store, *, made_at: datetime, since: datetime | None = None
 ) -> Figures:
     found = _Tables(**{name: tables.read(spark, store, name) for name in _Tables.__struct_fields__})
-    span = _one(found.messages.agg(F.min("received_at").alias("first"), F.max("received_at").alias("last")))
+    span = _one(
+        found.messages.agg(
+            F.min("received_at").alias("first"),
+            F.max("received_at").alias("last"),
+            F.min("created_at").alias("oldest"),
+            F.max("created_at").alias("newest"),
+        )
+    )
     first_at, last_at = span["first"], span["last"]
+    produced_unit = _unit(span["oldest"], span["newest"])
     unit = _unit(first_at, last_at)
     steps = hops(found.messages).cache()
     waiting = stuck(steps, found.dead_letters).cache()
@@ -79,6 +93,8 @@ def collect(
         totals=_totals(found),
         latency=_one(found.messages.agg(*_latency())),
         traffic=_traffic(found, unit),
+        produced=_produced(found.messages, produced_unit),
+        produced_unit=produced_unit,
         by_urn=_by_urn(found),
         producers=_rows(
             found.messages.groupBy("lang", "urn").count().orderBy(F.desc("count")).limit(TOP * 4)
@@ -154,9 +170,16 @@ def _traffic(found: _Tables, unit: str) -> Rows:
     ]
     every = slim[0].union(slim[1]).union(slim[2]).union(slim[3])
     counts = [F.sum((F.col("what") == name).cast("long")).alias(name) for name in names]
-    return _rows(
-        every.where("at is not null").groupBy("at").agg(*counts, *_latency("messages")).orderBy("at")
-    )
+    grouped = every.where("at is not null").groupBy("at").agg(*counts, *_latency("messages"))
+    return _rows(grouped.orderBy(F.desc("at")).limit(BUCKETS))[::-1]
+
+
+def _produced(messages: DataFrame, unit: str) -> Rows:
+    at = F.date_trunc(unit, "created_at").alias("at")
+    lang = F.coalesce("lang", F.lit("–")).alias("lang")
+    made = messages.where("created_at is not null")
+    counted = made.groupBy(at, lang).agg(F.count(F.lit(1)).alias("messages"))
+    return _rows(counted.orderBy(F.desc("at"), "lang").limit(BUCKETS * LANGS))[::-1]
 
 
 def _by_urn(found: _Tables) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -12,6 +13,8 @@ from shinar.pipeline.report.figures import Figures
 from shinar.pipeline.report.style import CSS
 
 _LABEL: Final = {"minute": "%H:%M", "hour": "%d %b %H:%M", "day": "%d %b"}
+
+_PALETTE: Final = ("--c1", "--c2", "--good", "--c4", "--c5", "--c6")
 
 #: What each finding of the drift job means, for a reader who has not read its page.
 _FINDINGS: Final = {
@@ -30,6 +33,7 @@ def render(figures: Figures) -> str:
     sections = [
         _tiles(figures),
         _section("Traffic", _traffic(figures), "received per " + figures.unit),
+        _section("Produced", _produced(figures), f"created per {figures.produced_unit}, by language"),
         _section("Latency", _latency(figures), "from creation to receipt"),
         _section("By URN", _by_urn(figures)),
         _section("Dead letters", _dead_letters(figures), "grouped by cause"),
@@ -43,6 +47,7 @@ def render(figures: Figures) -> str:
     ]
     names = (
         "Traffic",
+        "Produced",
         "Latency",
         "By URN",
         "Dead letters",
@@ -161,6 +166,29 @@ def _traffic(figures: Figures) -> str:
         for name, colour in (("messages", "--c1"), ("duplicates", "--c3"), ("quarantine", "--bad"))
     ]
     return bars(_labels(figures), layers, title="messages over time")
+
+
+def _produced(figures: Figures) -> str:
+    """The languages with the most messages get a colour each; the rest share the last one."""
+    if not figures.produced:
+        return '<p class="empty">nothing was produced yet</p>'
+    totals: Counter[str] = Counter()
+    counts: dict[tuple[datetime, str], int] = {}
+    for row in figures.produced:
+        totals[row["lang"]] += row["messages"]
+        counts[row["at"], row["lang"]] = row["messages"]
+    moments = sorted({row["at"] for row in figures.produced})
+    named = [lang for lang, _ in totals.most_common(len(_PALETTE))]
+    layers = [
+        Series(lang, colour, [counts.get((at, lang), 0) for at in moments])
+        for lang, colour in zip(named, _PALETTE, strict=False)
+    ]
+    rest = [lang for lang in totals if lang not in named]
+    if rest:
+        others = [sum(counts.get((at, lang), 0) for lang in rest) for at in moments]
+        layers.append(Series("others", "--c3", others))
+    labels = [at.strftime(_LABEL[figures.produced_unit]) for at in moments]
+    return bars(labels, layers, title="messages by creation")
 
 
 def _latency(figures: Figures) -> str:

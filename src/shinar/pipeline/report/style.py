@@ -7,10 +7,10 @@ from typing import Final
 CSS: Final = """
 :root{--bg:#fbfaf8;--panel:#fff;--ink:#1d1f23;--dim:#6a6f78;--line:#e4e1da;--c1:#2f6f8f;--c2:#c98a1b;
 --c3:#8a94a6;
---bad:#c2412d;--good:#2e7d4f}
+--c4:#7a5aa6;--c5:#b0567f;--c6:#4a8f8a;--bad:#c2412d;--good:#2e7d4f}
 @media (prefers-color-scheme:dark){:root{--bg:#14161a;--panel:#1c1f25;--ink:#e7e5e0;--dim:#969ca8;
 --line:#2e323a;
---c1:#5fb0d3;--c2:#e0ad4d;--c3:#6b7486;--bad:#ee7a66;--good:#6cc08f}}
+--c1:#5fb0d3;--c2:#e0ad4d;--c3:#6b7486;--bad:#ee7a66;--good:#6cc08f;--c4:#a78bd6;--c5:#d889b0;--c6:#74bfb8}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--ink);
 font:14px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
