@@ -102,7 +102,9 @@ def _register_run(steps: Any) -> None:
     run.add_argument("--interval", help="pause between batches, such as '10 seconds'")
     run.add_argument("--format", choices=["delta", "parquet"], help="kind of tables (default delta)")
     run.add_argument("--max-records", type=int, help="messages a batch takes at most (default 100000)")
-    run.add_argument("--horizon", help="compare ids this far back, such as 7d (default: all history)")
+    run.add_argument(
+        "--horizon", help="compare ids this far back: 30d, or all (default all with --once, else 7d)"
+    )
     run.add_argument("--no-typed", dest="typed", action="store_false", default=None, help="no typed tables")
     run.add_argument("--checkpoint", help="folder of the stream's progress (default: inside the lake)")
     run.add_argument(
@@ -186,12 +188,18 @@ def _pipeline(job: dict[str, Any]) -> Pipeline:
         "routes": job.get("routes"),
         "typed": job.get("typed"),
         "registry": job.get("registry"),
-        "horizon_s": span_s(job["horizon"], "horizon") if job.get("horizon") else None,
+        "horizon_s": _horizon_s(job.get("horizon")),
     }
     pipeline = Pipeline(spark, lake=job["lake"], **{k: v for k, v in given.items() if v is not None})
     if job.get("handlers"):
         _load(job["handlers"])(pipeline)
     return pipeline
+
+
+def _horizon_s(text: str | None) -> float | None:
+    if not text:
+        return None
+    return float("inf") if text == "all" else span_s(text, "horizon")
 
 
 def _load(name: str) -> Any:

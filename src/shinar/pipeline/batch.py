@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Stands for a delivery whose queue is not known, so that the balance has a row for it.
 NO_QUEUE: Final = ""
+#: A stream that never ends must not read an ever longer history for each batch.
+STREAM_HORIZON_S: Final = 7 * 86_400.0
 #: Places of rows (a file's name and a number) that are broadcast: some fifty megabytes.
 BROADCAST_PLACES: Final = 300_000
 
@@ -51,7 +54,8 @@ class Rules(msgspec.Struct, frozen=True):
     routes: Mapping[str, str] = {}
     typed: bool = True
     registry: str | None = None
-    #: How far back an id is compared, counted from the batch's earliest delivery; None is all history.
+    #: How far back an id is compared, counted from the batch's earliest delivery. None is all history for a
+    #: run that ends and STREAM_HORIZON_S for one that does not; infinity is all history for both.
     horizon_s: float | None = None
 
 
@@ -144,8 +148,9 @@ class Line:
         if not staged.accepted:
             return None
         since_us = None
-        if self._rules.horizon_s is not None and staged.first_us is not None:
-            since_us = staged.first_us - int(self._rules.horizon_s * 1_000_000)
+        horizon_s = self._rules.horizon_s
+        if horizon_s is not None and isfinite(horizon_s) and staged.first_us is not None:
+            since_us = staged.first_us - int(horizon_s * 1_000_000)
         history = None
         if self._store.files("messages", since_us):
             history = tables.read(self._spark, self._store, "messages", since_us)

@@ -23,7 +23,7 @@ from shinar.brokers import parse
 from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
-from shinar.pipeline.batch import Line, Rules
+from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
 from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
 from shinar.pipeline.session import register
@@ -158,13 +158,16 @@ class Pipeline:
         epoch = _epoch(checkpoint)
         self._recover()
         sweep_stages(self._store, self.job)
+        rules = self._rules
+        if not once and rules.horizon_s is None:
+            rules = msgspec.structs.replace(rules, horizon_s=STREAM_HORIZON_S)
 
         def one_batch(rows: DataFrame, number: int) -> None:
             if self._stopping.is_set():
                 raise _Stopping
             self._in_hand.set()
             try:
-                self._step(rows, BatchId(self.job, epoch, int(number)))
+                self._step(rows, BatchId(self.job, epoch, int(number)), rules)
             finally:
                 self._in_hand.clear()
 
@@ -185,7 +188,7 @@ class Pipeline:
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
         self._recover()
-        self._step(rows, batch or BatchId(self.job, uuid.uuid4().hex, 0))
+        self._step(rows, batch or BatchId(self.job, uuid.uuid4().hex, 0), self._rules)
         return self._totals.summary(self._clock.monotonic_s() - started_s)
 
     def stop(self) -> None:
@@ -195,14 +198,14 @@ class Pipeline:
     def retry_handlers(self) -> list[Pending]:
         return self._runner().retry(self._spark)
 
-    def _step(self, rows: DataFrame, batch: BatchId) -> None:
+    def _step(self, rows: DataFrame, batch: BatchId, rules: Rules) -> None:
         session = rows.sparkSession
         journal = Journal(self._store, batch.job, batch.epoch)
         manifest = journal.done_batch(batch.number)
         if manifest is None:
             manifest = journal.open_batch(batch.number)
             if manifest is None:
-                prepared = Line(session, self._store, self._rules, self._clock).prepare(rows, batch)
+                prepared = Line(session, self._store, rules, self._clock).prepare(rows, batch)
                 if prepared is None:
                     return
                 manifest = journal.record(prepared)
