@@ -52,6 +52,9 @@ PACKAGES: dict[str, Package] = {
     "rabbitmq": Package("rabbitmq-server", ("rabbitmq-server",)),
     "postgresql": Package("postgresql", ("initdb", "/usr/lib/postgresql/*/bin/initdb")),
     "mariadb": Package("mariadb-server", ("mariadbd",)),
+    # Not servers, but what some tests drive ours with: a PHP client, and certificates.
+    "php": Package("php-cli", ("php",)),
+    "openssl": Package("openssl", ("openssl",)),
 }
 JARS = ("elasticmq", "kafka", "artemis", "pulsar")
 
