@@ -18,7 +18,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from redrive_letters import plant
-
 from shinar.brokers import connect
 
 #: Peak memory every command must stay under, in MiB.

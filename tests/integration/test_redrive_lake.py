@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redrive_letters import BEGAN_MS, body
-from unit.pipeline.lakes import NOON, envelope, rows, spark
 
+from redrive_letters import BEGAN_MS, body
 from shinar.brokers import Delivery, Outgoing, connect
 from shinar.pipeline.job import Pipeline
 from shinar.redrive import Chosen, LakeSeen, Ledger, Redrive, Summary, read, summarise
 from shinar.redrive.lake import TRAITS, summarise_lake
+from unit.pipeline.lakes import NOON, envelope, rows, spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
 

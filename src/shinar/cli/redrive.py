@@ -134,15 +134,17 @@ def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int
     _stop_on_signals(redrive)
     receipt = redrive.run(job) if job is not None else redrive.run()
     progress.done()
-    return _hand_over(args, receipt)
+    return _hand_over(args, redrive.ledger, receipt)
 
 
-def _hand_over(args: argparse.Namespace, receipt: Receipt) -> int:
+def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt) -> int:
     if args.json:
         emit(receipt.as_dict())
     else:
         print_receipt(receipt)
     if not receipt.adds_up and not args.quiet:
+        if note := ledger.job(receipt.job).note:
+            print(note, file=sys.stderr)
         print(f"go on with: shinar redrive resume {receipt.job}", file=sys.stderr)
     return 0 if receipt.adds_up else 1
 
@@ -240,7 +242,7 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
     _stop_on_signals(redrive)
     receipt = redrive.resume(job.id)
     progress.done()
-    return _hand_over(args, receipt)
+    return _hand_over(args, redrive.ledger, receipt)
 
 
 # -- parts

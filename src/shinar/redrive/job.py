@@ -23,7 +23,7 @@ from shinar.redrive.checks import Checks, Seen, Validate
 from shinar.redrive.choose import Chosen
 from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState, whoami
 from shinar.redrive.letters import Letter
-from shinar.redrive.look import letters
+from shinar.redrive.look import UNREACHED, letters
 from shinar.redrive.model import Receipt, Spec
 from shinar.redrive.passes import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass, Send
 from shinar.redrive.patch import Function, Patch
@@ -74,6 +74,7 @@ class Redrive:
             ids=self.spec.ids,
         )
         self._stopping = False
+        self._unreached = 0
         #: Called with the number of messages that came to their end.
         self.progress: Callable[[int], None] = lambda _: None
 
@@ -174,7 +175,7 @@ class Redrive:
             return  # an intent whose original is still there was not sent: the move was all or nothing
         settle_doubts(self.ledger, job.id, route.target, self.target_url)
         if route.log:
-            self.ledger.close_open(job.id, LineState.ACKED, "", LineState.PUBLISHED)
+            self.ledger.close_open(job.id, LineState.ACKED, None, LineState.PUBLISHED)
 
     def _pass(self, job: Job, route: Route, *, resumed: bool) -> None:
         sender = self._sender(job, route)
@@ -194,6 +195,7 @@ class Redrive:
             self._turn(job, one, lease_s, resumed=resumed)
         else:
             one.hold(lease_s + LAPSE_MARGIN_S if resumed else QUIET_S)
+            self._unreached = one.unreached
 
     def _turn(self, job: Job, one: Pass, lease_s: float, *, resumed: bool) -> None:
         depth = one.depth
@@ -215,12 +217,16 @@ class Redrive:
     def _finish(self, job: Job, route: Route) -> Receipt:
         if self._stopping or self.ledger.state_of(job.id) != JobState.RUNNING:
             return self._paused(job)
+        if self._unreached:
+            note = UNREACHED.format(count=self._unreached)
+            self.ledger.change(job.id, state=JobState.PAUSED, note=note)
+            return self.ledger.receipt(job.id)
         close = self.ledger.close_open
         # Not met, though the whole queue was searched: a published one was settled after all, an intent
         # whose original is gone was moved, and the rest was taken by somebody else.
-        close(job.id, LineState.ACKED, "", LineState.PUBLISHED)
+        close(job.id, LineState.ACKED, None, LineState.PUBLISHED)
         if route.moves:
-            close(job.id, LineState.ACKED, "", LineState.INTENT)
+            close(job.id, LineState.ACKED, None, LineState.INTENT)
         close(
             job.id, LineState.SKIPPED, f"{GONE}: no longer in the queue", LineState.PLANNED, LineState.INTENT
         )

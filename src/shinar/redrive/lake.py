@@ -42,7 +42,8 @@ def _counter(choice: dict[str, Any]) -> Callable[[Iterator[pa.RecordBatch]], Ite
             for letter in _letters(batch):
                 if chosen(letter):
                     summary.add(letter)
-        yield pa.RecordBatch.from_arrays([pa.array([msgspec.msgpack.encode(summary)], pa.binary())], names=["part"])
+        part = pa.array([msgspec.msgpack.encode(summary)], pa.binary())
+        yield pa.RecordBatch.from_arrays([part], names=["part"])
 
     return count
 

@@ -268,10 +268,10 @@ class Ledger:
         sql = f"SELECT COUNT(*) FROM shinar_redrive_lines WHERE job = %s AND state IN {states}"
         return int(self._rows(sql, (job_id,))[0][0])
 
-    def close_open(self, job_id: str, state: LineState, why: str, *states: str) -> int:
-        """Every line in one of `states` ends so."""
+    def close_open(self, job_id: str, state: LineState, why: str | None, *states: str) -> int:
+        """Every line in one of `states` ends so; None keeps what it says already."""
         sql = self._dialect.render(
-            "UPDATE shinar_redrive_lines SET state = %s, why = %s, at_ms = %s "
+            "UPDATE shinar_redrive_lines SET state = %s, why = COALESCE(%s, why), at_ms = %s "
             "WHERE job = %s AND state {in_list}"
         )
         listed = self._dialect.listed([str(one) for one in states])

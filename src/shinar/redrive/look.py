@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
 from typing import Final
 
@@ -11,11 +12,16 @@ from shinar.errors import BrokerError, Unsupported
 from shinar.redrive.hold import Held
 from shinar.redrive.letters import Letter, read
 
+log: Final = logging.getLogger(__name__)
+
 #: Messages reserved at once while reading.
 BATCH: Final = 200
 #: How long an empty answer may take before the queue counts as read to its end.
 PATIENCE_S: Final = 2.0
 
+UNREACHED: Final = (
+    "about {count} messages are behind others of their group and cannot be reached by reserving"
+)
 #: How long the first answer of a broker may be "not now", and the pause between two questions.
 START_S: Final = 15.0
 START_PAUSE_S: Final = 0.5
@@ -76,6 +82,13 @@ def side_effect(broker: Broker) -> str:
     return SIDE_EFFECT.format(broker=broker.traits.name, order=order)
 
 
+def unreached(broker: Broker, queue: str) -> int:
+    """Messages the broker has ready and does not hand out: in a FIFO queue those behind reserved ones."""
+    if broker.traits.browse or not broker.traits.depth or not broker.traits.ordered:
+        return 0
+    return broker.depth(queue).ready or 0
+
+
 def _reserved(broker: Broker, queue: str, limit: int | None, clock: Clock) -> Iterator[Delivery]:
     held = Held(broker, clock)
     seen = 0
@@ -84,6 +97,8 @@ def _reserved(broker: Broker, queue: str, limit: int | None, clock: Clock) -> It
             wanted = BATCH if limit is None else min(BATCH, limit - seen)
             batch = broker.reserve(queue, wanted, PATIENCE_S)
             if not batch:
+                if left := unreached(broker, queue):
+                    log.warning("%s", UNREACHED.format(count=left))
                 return
             held.add(batch)
             for delivery in batch:

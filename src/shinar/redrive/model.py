@@ -79,7 +79,7 @@ class Receipt(msgspec.Struct, frozen=True):
     @property
     def adds_up(self) -> bool:
         """Every selected message is accounted for, and nothing went wrong."""
-        return self.left == 0 and self.failed == 0
+        return self.left == 0 and self.failed == 0 and self.state != "paused"
 
     def as_dict(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self) | {"adds_up": self.adds_up}

@@ -18,7 +18,7 @@ from shinar.redrive.choose import Chosen
 from shinar.redrive.hold import Held
 from shinar.redrive.ledger import Ledger, Line, LineState
 from shinar.redrive.letters import digest, read
-from shinar.redrive.look import browse
+from shinar.redrive.look import browse, unreached
 from shinar.redrive.send import Item
 
 #: Messages in hand at once: what a crash leaves to its leases.
@@ -105,6 +105,8 @@ class Pass:
         self._send = send
         self._clock = clock
         self._batch = batch
+        #: Messages the broker did not hand out though they are there.
+        self.unreached = 0
         #: Asked between batches: True ends the sending, not the tidying up.
         self.stopped: Callable[[], bool] = lambda: False
         #: Asked between batches: True when nothing is left to find.
@@ -128,15 +130,14 @@ class Pass:
             held.renew()
             if not batch:
                 if self._clock.monotonic_s() - quiet_s >= patience_s:
+                    self.unreached = unreached(self._broker, self._queue)
                     return
                 continue
             quiet_s = self._clock.monotonic_s()
-            items, others = self._matcher.split(batch)
-            held.add(others)
             try:
-                held.add(self._send(items))
+                held.add(self._rest(batch))
             except BaseException:
-                held.add([item.delivery for item in items])
+                held.add(batch)
                 raise
             if len(held) > MOST_HELD:
                 raise Unsupported(

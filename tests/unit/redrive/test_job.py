@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from redrive_letters import body, plant
 
+from redrive_letters import body, plant
 from shinar.brokers import Broker, Delivery, Outgoing, connect
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, judge, redrive_copy
-from shinar.errors import BrokerUnavailable, ContractError, Unsupported, UsageError
+from shinar.errors import BrokerError, BrokerUnavailable, ContractError, Unsupported, UsageError
 from shinar.idempotency import open_store
 from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec, letters
 from shinar.redrive.rehearse import rehearse
@@ -138,7 +138,7 @@ def test_bypass_travels_or_is_refused(url: str, broker: Broker, ledger: Ledger) 
     assert next(broker.browse("orders")).headers["bq-replay-bypass"] == "1"
 
 
-def test_to_another_queue_and_another_broker(url: str, broker: Broker, ledger: Ledger, tmp_path: Path) -> None:
+def test_another_queue_another_broker(url: str, broker: Broker, ledger: Ledger, tmp_path: Path) -> None:
     planted = plant(broker, "orders.dlq", "orders", 3)
     assert Redrive(url, Spec(limit=1), to="sandbox", ledger=ledger).run().published == 1
     assert bodies(broker, "sandbox") == [redrive_copy(planted[0])]
@@ -205,8 +205,8 @@ def test_a_cut_pauses_and_resume_goes_on(
     assert len(set(bodies(broker, "orders"))) == 150
 
 
-def test_an_unchecked_intent_is_never_silent(url: str, broker: Broker, ledger: Ledger, tmp_path: Path) -> None:
-    """Cross-broker, killed between confirmation and ledger: found on the target, or said to be maybe twice."""
+def test_an_unchecked_intent_is_told(url: str, broker: Broker, ledger: Ledger, tmp_path: Path) -> None:
+    """Cross-broker, killed between confirmation and ledger: found on the target, or said to be doubtful."""
     planted = plant(broker, "orders.dlq", "orders", 2)
     other = f"sqlite://{tmp_path}/other.db"
     redrive = Redrive(url, to=other, ledger=ledger)
@@ -230,6 +230,46 @@ def digest_of(planted: list[bytes], line: Line) -> str:
 
     original = next(dead for dead in planted if sha256(dead).hexdigest().startswith(line.digest))
     return sha256(redrive_copy(original)).hexdigest()[:32]
+
+
+class Refusing(Flaky):
+    """Takes nothing of one URN, for good."""
+
+    def move(self, queue: str, copies: list[tuple[Delivery, Outgoing]]) -> object:
+        if any(b"urn:babel:stock" in copy.body for _, copy in copies):
+            raise BrokerError("not here", broker="memory", queue=queue)
+        return self._inner.move(queue, copies)
+
+
+def test_failures_are_told_and_tried_again(
+    url: str, broker: Broker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant(broker, "orders.dlq", "orders", 24)
+    with monkeypatch.context() as patched:
+        patched.setattr("shinar.redrive.job.connect", lambda *_: Refusing(broker, 0))
+        receipt = Redrive(url, ledger=ledger).run()
+    assert not receipt.adds_up
+    assert (receipt.published, receipt.failed, receipt.skipped) == (14, 6, 4)
+    assert list(receipt.why_failed.values()) == [6]
+    stay = (5, 6, 7, 10, 11)
+    assert bodies(broker, "orders.dlq") == [dead for n, dead in enumerate(planted) if n % 12 in stay]
+    again = Redrive(url, ledger=ledger).resume(receipt.job)
+    assert (again.published, again.failed, again.adds_up) == (20, 0, True)
+
+
+def test_the_failure_ratio_stops(
+    url: str, broker: Broker, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(broker, "orders.dlq", "orders", 1200)
+    spec = Spec(where="urn = 'urn:babel:stock:moved'", max_failure_ratio=0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr("shinar.redrive.job.connect", lambda *_: Refusing(broker, 0))
+        receipt = Redrive(url, spec, ledger=ledger).run()
+    assert receipt.state == JobState.PAUSED
+    assert 20 <= receipt.failed < 300
+    assert receipt.selected == receipt.failed + receipt.left == 300
+    assert "over the ratio" in ledger.job(receipt.job).note
+    assert len(bodies(broker, "orders.dlq")) == 1200
 
 
 def test_cancelled_from_elsewhere(url: str, broker: Broker, ledger: Ledger) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from redrive_letters import body
-
 from shinar.brokers import Delivery
 from shinar.redrive import Letter, Summary, read, sparkline, summarise
 from shinar.redrive.summary import MOST_GROUPS, OTHER, Times
