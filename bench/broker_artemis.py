@@ -11,72 +11,36 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
+from babelqueue.artemis_transport import ArtemisTransport
 from proton import Message, symbol
 from proton.handlers import MessagingHandler
 from proton.reactor import Container, LinkOption
 
-from servers import acquire
-from shinar.brokers import Outgoing, connect
+import _brokers
 from shinar.brokers.projection import facts_of
-from shinar.envelope import build, encode
 
 BATCH = 200
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
-    server = acquire("artemis")
-    print(f"Artemis {server.version}, {count} messages of {len(bodies(1)[0])} bytes, batches of {BATCH}")
-    peer_count = max(200, count // 10)
-    publish = {"shinar": ours_publish, "bare": bare_publish, "babelqueue": peer_publish}
-    report("publish", publish, server.url, count, peer_count)
-    consume = {"shinar": ours_consume, "bare": bare_consume, "babelqueue": peer_consume}
-    report("consume", consume, server.url, count, peer_count)
-
-
-def report(what, runs, url, count, peer_count) -> None:
-    rates = dict.fromkeys(runs, 0.0)
-    # In turns, and the best of three: the machine is not alone, and the first round warms it up.
-    for turn in range(3):
-        for name, run in runs.items():
-            if name == "babelqueue" and turn:
-                continue
-            size = peer_count if name == "babelqueue" else count
-            rates[name] = max(rates[name], size / run(url, size))
-    ours = rates["shinar"]
-    print(
-        f"{what}: shinar {ours:,.0f}/s, bare {rates['bare']:,.0f}/s ({ours / rates['bare']:.0%}), "
-        f"babelqueue {rates['babelqueue']:,.0f}/s (x{ours / rates['babelqueue']:.1f})"
-    )
-
-
-def bodies(count: int) -> list[bytes]:
-    return [
-        encode(build("urn:babel:orders:created", {"n": n, "items": [1, 2, 3]}, queue="orders"))
-        for n in range(count)
-    ]
-
-
-def queue_name() -> str:
-    return f"bench-{uuid.uuid4().hex[:8]}"
-
-
-def ours_publish(url: str, count: int, queue: str = "") -> float:
-    queue = queue or queue_name()
-    broker = connect(url)
-    broker.publish(queue, [Outgoing(b"{}")])
-    messages = [Outgoing(body) for body in bodies(count)]
-    start = time.perf_counter()
-    for at in range(0, count, 1_000):
-        broker.publish(queue, messages[at : at + 1_000])
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
+    server = _brokers.acquire("artemis")
+    _brokers.headline(f"Artemis {server.version}", count, len(_brokers.bodies(1)[0]), BATCH)
+    few = max(200, count // 10)
+    publish = {
+        "shinar": lambda url, n: _brokers.ours_publish(url, _brokers.queue_name(), n),
+        "bare": bare_publish,
+        # Filled, because the SDK does not ask for a queue and would get a topic.
+        "babelqueue": lambda url, n: _brokers.sdk_publish(ArtemisTransport(url), _brokers.filled(url, 1), n),
+    }
+    consume = {
+        "shinar": lambda url, n: _brokers.ours_consume(url, _brokers.filled(url, n), n, take=BATCH),
+        "bare": bare_consume,
+        "babelqueue": lambda url, n: _brokers.sdk_consume(ArtemisTransport(url), _brokers.filled(url, n), n),
+    }
+    _brokers.compare("publish", publish, server.url, count, few)
+    _brokers.compare("consume", consume, server.url, count, few)
 
 
 class Send(MessagingHandler):
@@ -138,62 +102,15 @@ class Receive(MessagingHandler):
 
 
 def bare_publish(url: str, count: int) -> float:
-    handler = Send(url, queue_name(), bodies(count))
+    handler = Send(url, _brokers.queue_name(), _brokers.bodies(count))
     Container(handler).run()
     return handler.took_s
-
-
-def peer_publish(url: str, count: int) -> float:
-    from babelqueue.artemis_transport import ArtemisTransport
-
-    queue, texts = queue_name(), [body.decode() for body in bodies(count)]
-    ours_publish(url, 1, queue)  # it does not ask for a queue, and would get a topic
-    peer = ArtemisTransport(url)
-    peer.publish(queue, texts[0])
-    start = time.perf_counter()
-    for text in texts:
-        peer.publish(queue, text)
-    took_s = time.perf_counter() - start
-    peer.close()
-    return took_s
-
-
-def ours_consume(url: str, count: int) -> float:
-    queue = queue_name()
-    ours_publish(url, count, queue)
-    broker = connect(url)
-    broker.ack(broker.reserve(queue, 1, 10))
-    start, seen = time.perf_counter(), 0
-    while seen < count:
-        got = broker.reserve(queue, BATCH, 5)
-        seen += len(got)
-        broker.ack(got)
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
 
 
 def bare_consume(url: str, count: int) -> float:
-    queue = queue_name()
-    ours_publish(url, count, queue)
-    handler = Receive(url, queue, count)
+    handler = Receive(url, _brokers.filled(url, count), count)
     Container(handler).run()
     return handler.took_s
-
-
-def peer_consume(url: str, count: int) -> float:
-    from babelqueue.artemis_transport import ArtemisTransport
-
-    queue = queue_name()
-    ours_publish(url, count, queue)
-    peer = ArtemisTransport(url)
-    peer.ack(peer.pop(queue, 10))
-    start = time.perf_counter()
-    for _ in range(count):
-        peer.ack(peer.pop(queue, 10))
-    took_s = time.perf_counter() - start
-    peer.close()
-    return took_s
 
 
 if __name__ == "__main__":

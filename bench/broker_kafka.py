@@ -10,89 +10,61 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-
+from babelqueue.kafka_transport import KafkaTransport
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from servers import acquire
-from shinar.brokers import Outgoing, connect
+import _brokers
 from shinar.brokers.projection import facts_of
-from shinar.envelope import build, encode
 
 BATCH = 500
+#: Records handed to one publish.
+SEND = 5_000
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 50_000
-    server = acquire("kafka")
-    print(f"Kafka {server.version}, {count} messages of {len(bodies(1)[0])} bytes, batches of {BATCH}")
-    peer_count = max(200, count // 50)
-    report(
-        "publish",
-        {"shinar": ours_publish, "bare": bare_publish, "babelqueue": peer_publish},
-        server.url,
-        count,
-        peer_count,
-    )
-    report(
-        "consume",
-        {"shinar": ours_consume, "bare": bare_consume, "babelqueue": peer_consume},
-        server.url,
-        count,
-        peer_count,
-    )
-
-
-def report(what, runs, url, count, peer_count) -> None:
-    rates = dict.fromkeys(runs, 0.0)
-    # In turns, and the best of three: the machine is not alone, and the first round warms it up.
-    for turn in range(3):
-        for name, run in runs.items():
-            if name == "babelqueue" and turn:
-                continue
-            size = peer_count if name == "babelqueue" else count
-            rates[name] = max(rates[name], size / run(url, size))
-    ours = rates["shinar"]
-    print(
-        f"{what}: shinar {ours:,.0f}/s, bare {rates['bare']:,.0f}/s ({ours / rates['bare']:.0%}), "
-        f"babelqueue {rates['babelqueue']:,.0f}/s (x{ours / rates['babelqueue']:.0f})"
-    )
-
-
-def bodies(count: int) -> list[bytes]:
-    return [
-        encode(build("urn:babel:orders:created", {"n": n, "items": [1, 2, 3]}, queue="orders"))
-        for n in range(count)
-    ]
-
-
-def topic_on(url: str) -> str:
-    name = f"bench-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": url.split("//")[1].split("/")[0]})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result()
-    time.sleep(1)
-    return name
+    server = _brokers.acquire("kafka")
+    _brokers.headline(f"Kafka {server.version}", count, len(_brokers.bodies(1)[0]), BATCH)
+    few = max(200, count // 50)
+    publish = {
+        "shinar": lambda url, n: _brokers.ours_publish(url, topic_on(url), n, send=SEND),
+        "bare": bare_publish,
+        # Its plain publish is not confirmed; this is the one that is.
+        "babelqueue": lambda url, n: _brokers.sdk_publish(
+            KafkaTransport(url), topic_on(url), n, by="publish_settle"
+        ),
+    }
+    consume = {
+        "shinar": lambda url, n: _brokers.ours_consume(
+            f"{url}?group={_brokers.queue_name()}&retry_tiers_ms=off", filled(url, n), n, take=BATCH
+        ),
+        "bare": bare_consume,
+        "babelqueue": lambda url, n: _brokers.sdk_consume(
+            KafkaTransport(url, group_id=_brokers.queue_name()), filled(url, n), n
+        ),
+    }
+    _brokers.compare("publish", publish, server.url, count, few)
+    _brokers.compare("consume", consume, server.url, count, few)
 
 
 def hosts(url: str) -> str:
     return url.split("//")[1].split("/")[0]
 
 
-def ours_publish(url: str, count: int, topic: str = "") -> float:
-    topic = topic or topic_on(url)
-    broker = connect(url)
-    broker.publish(topic, [Outgoing(b"{}")])
-    messages = [Outgoing(body) for body in bodies(count)]
-    start = time.perf_counter()
-    for at in range(0, count, 5_000):
-        broker.publish(topic, messages[at : at + 5_000])
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
+def topic_on(url: str) -> str:
+    name = _brokers.queue_name()
+    admin = AdminClient({"bootstrap.servers": hosts(url)})
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+    time.sleep(1)
+    return name
+
+
+def filled(url: str, count: int) -> str:
+    topic = topic_on(url)
+    _brokers.ours_publish(url, topic, count, send=SEND)
+    return topic
 
 
 def bare_publish(url: str, count: int) -> float:
@@ -103,10 +75,10 @@ def bare_publish(url: str, count: int) -> float:
     failed = []
     producer.produce(topic, b"{}")
     producer.flush()
-    values = bodies(count)
+    values = _brokers.bodies(count)
     start = time.perf_counter()
-    for at in range(0, count, 5_000):
-        for value in values[at : at + 5_000]:
+    for at in range(0, count, SEND):
+        for value in values[at : at + SEND]:
             # The contract's headers come out of the body, for whoever writes this without Shinar too.
             facts = facts_of(value)
             headers = [
@@ -129,41 +101,10 @@ def bare_publish(url: str, count: int) -> float:
     return time.perf_counter() - start
 
 
-def peer_publish(url: str, count: int) -> float:
-    from babelqueue.kafka_transport import KafkaTransport
-
-    topic = topic_on(url)
-    peer = KafkaTransport(url)
-    texts = [body.decode() for body in bodies(count)]
-    peer.publish_settle(topic, texts[0])
-    start = time.perf_counter()
-    for text in texts:
-        # Its plain publish is not confirmed; this is the one that is.
-        peer.publish_settle(topic, text)
-    return time.perf_counter() - start
-
-
-def ours_consume(url: str, count: int) -> float:
-    topic = topic_on(url)
-    ours_publish(url, count, topic)
-    broker = connect(f"{url}?group=bench-{uuid.uuid4().hex[:8]}&retry_tiers_ms=off")
-    broker.ack(broker.reserve(topic, 1, 10))
-    start = time.perf_counter()
-    seen = 0
-    while seen < count:
-        got = broker.reserve(topic, BATCH, 5)
-        seen += len(got)
-        broker.ack(got)
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
-
-
 def bare_consume(url: str, count: int) -> float:
-    topic = topic_on(url)
-    ours_publish(url, count, topic)
+    topic = filled(url, count)
     consumer = Consumer(
-        {"bootstrap.servers": hosts(url), "group.id": f"bench-{uuid.uuid4().hex[:8]}",
+        {"bootstrap.servers": hosts(url), "group.id": _brokers.queue_name(),
          "enable.auto.commit": False, "auto.offset.reset": "earliest"}
     )  # fmt: skip
     consumer.subscribe([topic])
@@ -188,21 +129,6 @@ def bare_consume(url: str, count: int) -> float:
     took_s = time.perf_counter() - start
     consumer.close()
     return took_s
-
-
-def peer_consume(url: str, count: int) -> float:
-    from babelqueue.kafka_transport import KafkaTransport
-
-    topic = topic_on(url)
-    ours_publish(url, count, topic)
-    peer = KafkaTransport(url, group_id=f"bench-{uuid.uuid4().hex[:8]}")
-    while (first := peer.pop(topic, 10)) is None:
-        pass
-    peer.ack(first)
-    start = time.perf_counter()
-    for _ in range(count):
-        peer.ack(peer.pop(topic, 10))
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

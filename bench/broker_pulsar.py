@@ -11,17 +11,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import uuid
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import pulsar
+from babelqueue.pulsar_transport import PulsarTransport
 
-from servers import acquire
-from shinar.brokers import Outgoing, connect
+import _brokers
 from shinar.brokers.projection import facts_of
-from shinar.envelope import build, encode
 
 BATCH = 100
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
@@ -29,65 +24,36 @@ QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    server = acquire("pulsar")
-    print(f"Pulsar {server.version}, {count} messages of {len(bodies(1)[0])} bytes, batches of {BATCH}")
-    peer_count = max(200, count // 20)
-    publish = {"shinar": ours_publish, "bare": bare_publish, "babelqueue": peer_publish}
-    report("publish", publish, server.url, count, peer_count)
-    consume = {"shinar": ours_consume, "bare": bare_consume, "babelqueue": peer_consume}
+    server = _brokers.acquire("pulsar")
+    _brokers.headline(f"Pulsar {server.version}", count, len(_brokers.bodies(1)[0]), BATCH)
+    publish = {
+        "shinar": lambda url, n: _brokers.ours_publish(url, _brokers.queue_name(), n),
+        "bare": bare_publish,
+        "babelqueue": lambda url, n: _brokers.sdk_publish(sdk(url), _brokers.queue_name(), n),
+    }
+    consume = {
+        "shinar": lambda url, n: _brokers.ours_consume(url, _brokers.filled(url, n), n, take=BATCH),
+        "bare": bare_consume,
+        "babelqueue": lambda url, n: _brokers.sdk_consume(sdk(url), _brokers.filled(url, n), n),
+    }
+    _brokers.compare("publish", publish, server.url, count, max(200, count // 20))
     # The same number for all: a few hundred would be in the client before the clock starts.
-    report("consume", consume, server.url, count, count)
+    _brokers.compare("consume", consume, server.url, count, count)
 
 
-def report(what, runs, url, count, peer_count) -> None:
-    rates = dict.fromkeys(runs, 0.0)
-    # In turns, and the best of three: the machine is not alone, and the first round warms it up.
-    for turn in range(3):
-        for name, run in runs.items():
-            if name == "babelqueue" and turn:
-                continue
-            size = peer_count if name == "babelqueue" else count
-            rates[name] = max(rates[name], size / run(url, size))
-    ours = rates["shinar"]
-    print(
-        f"{what}: shinar {ours:,.0f}/s, bare {rates['bare']:,.0f}/s ({ours / rates['bare']:.0%}), "
-        f"babelqueue {rates['babelqueue']:,.0f}/s (x{ours / rates['babelqueue']:.1f})"
-    )
-
-
-def bodies(count: int) -> list[bytes]:
-    return [
-        encode(build("urn:babel:orders:created", {"n": n, "items": [1, 2, 3]}, queue="orders"))
-        for n in range(count)
-    ]
-
-
-def queue_name() -> str:
-    return f"bench-{uuid.uuid4().hex[:8]}"
-
-
-def ours_publish(url: str, count: int, queue: str = "") -> float:
-    queue = queue or queue_name()
-    broker = connect(url)
-    broker.publish(queue, [Outgoing(b"{}")])
-    messages = [Outgoing(body) for body in bodies(count)]
-    start = time.perf_counter()
-    for at in range(0, count, 1_000):
-        broker.publish(queue, messages[at : at + 1_000])
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
+def sdk(url: str) -> PulsarTransport:
+    return PulsarTransport(url, client=pulsar.Client(url, logger=QUIET))
 
 
 def bare_publish(url: str, count: int) -> float:
-    topic = f"persistent://public/default/{queue_name()}"
+    topic = f"persistent://public/default/{_brokers.queue_name()}"
     client = pulsar.Client(url, logger=QUIET)
     client.subscribe(topic, "babelqueue", consumer_type=pulsar.ConsumerType.Shared).close()
     producer = client.create_producer(
         topic, batching_enabled=False, block_if_queue_full=True, max_pending_messages=5_000
     )
     producer.send(b"{}")
-    values = bodies(count)
+    values = _brokers.bodies(count)
     start = time.perf_counter()
     for at in range(0, count, 1_000):
         part = values[at : at + 1_000]
@@ -116,38 +82,8 @@ def bare_publish(url: str, count: int) -> float:
     return took_s
 
 
-def peer_publish(url: str, count: int) -> float:
-    from babelqueue.pulsar_transport import PulsarTransport
-
-    peer = PulsarTransport(url, client=pulsar.Client(url, logger=QUIET))
-    queue, texts = queue_name(), [body.decode() for body in bodies(count)]
-    peer.publish(queue, texts[0])
-    start = time.perf_counter()
-    for text in texts:
-        peer.publish(queue, text)
-    took_s = time.perf_counter() - start
-    peer.close()
-    return took_s
-
-
-def ours_consume(url: str, count: int) -> float:
-    queue = queue_name()
-    ours_publish(url, count, queue)
-    broker = connect(url)
-    broker.ack(broker.reserve(queue, 1, 10))
-    start, seen = time.perf_counter(), 0
-    while seen < count:
-        got = broker.reserve(queue, BATCH, 5)
-        seen += len(got)
-        broker.ack(got)
-    took_s = time.perf_counter() - start
-    broker.close()
-    return took_s
-
-
 def bare_consume(url: str, count: int) -> float:
-    queue = queue_name()
-    ours_publish(url, count, queue)
+    queue = _brokers.filled(url, count)
     client = pulsar.Client(url, logger=QUIET)
     consumer = client.subscribe(
         f"persistent://public/default/{queue}",
@@ -163,21 +99,6 @@ def bare_consume(url: str, count: int) -> float:
         consumer.acknowledge(message)
     took_s = time.perf_counter() - start
     client.close()
-    return took_s
-
-
-def peer_consume(url: str, count: int) -> float:
-    from babelqueue.pulsar_transport import PulsarTransport
-
-    queue = queue_name()
-    ours_publish(url, count, queue)
-    peer = PulsarTransport(url, client=pulsar.Client(url, logger=QUIET))
-    peer.ack(peer.pop(queue, 10))
-    start = time.perf_counter()
-    for _ in range(count):
-        peer.ack(peer.pop(queue, 10))
-    took_s = time.perf_counter() - start
-    peer.close()
     return took_s
 
 
