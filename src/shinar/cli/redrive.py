@@ -115,6 +115,8 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
                 setting="--yes",
             )
         return _run(args, redrive, None, None)
+    if not args.yes and not sys.stdin.isatty():
+        raise ConfigError("nobody is here to confirm; add --yes", setting="--yes")
     job, plan = redrive.prepare(reserve=args.reserve)
     if not args.quiet:
         _show_plan(plan.as_dict(), f"redrive {job.id}")
@@ -162,8 +164,6 @@ def _stop_on_signals(redrive: Redrive) -> None:
 
 
 def _confirm(count: int) -> None:
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is here to confirm; add --yes", setting="--yes")
     typed = input(f"Type {count} to send them back: ")
     if typed.strip().replace(",", "") != str(count):
         raise Cancelled("nothing was sent")

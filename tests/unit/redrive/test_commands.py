@@ -1,0 +1,162 @@
+"""`shinar dlq` and `shinar redrive` as people type them: output, exit codes, the typed count."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrive_letters import plant
+from shinar.brokers import connect
+from shinar.cli.main import main
+
+Run = Callable[..., tuple[int, list[Any], str]]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    place = f"sqlite://{tmp_path}/q.db?queue=orders.dlq"
+    broker = connect(place)
+    plant(broker, "orders.dlq", "orders", 48)
+    broker.close()
+    return place
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHINAR_LEDGER", str(tmp_path / "ledger.db"))
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
+
+    def call(*words: str) -> tuple[int, list[Any], str]:
+        code = main([*words, "--json"])
+        out, err = capsys.readouterr()
+        return code, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+def count(url: str, queue: str) -> int:
+    broker = connect(url)
+    try:
+        return broker.depth(queue).ready or 0
+    finally:
+        broker.close()
+
+
+def test_see(url: str, run: Run, tmp_path: Path) -> None:
+    code, rows, _ = run("dlq", "summary", url)
+    assert (code, len(rows), sum(row["count"] for row in rows)) == (0, 12, 48)
+    _, listed, _ = run("dlq", "list", url, "--where", "lang = 'go' and exception is not null", "--limit", "2")
+    assert [row["exception"] for row in listed] == ["*net.OpError"] * 2
+    _, shown, _ = run("dlq", "show", url, "--where", "reason = 'poison'", "--limit", "1")
+    assert shown[0]["raw_text"] == '{"broken":10'
+    _, exported, _ = run("dlq", "export", url)
+    broker = connect(url)
+    before = list(broker.browse("orders.dlq"))
+    broker.close()
+    assert [row["body"].encode() for row in exported] == [delivery.body for delivery in before]
+    assert exported[3]["headers"] == {"x-n": "3"}
+    main(["dlq", "export", url, "--out", str(tmp_path / "dead.parquet"), "--quiet"])
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(tmp_path / "dead.parquet").to_pylist()
+    assert [row["body"].encode() for row in table] == [delivery.body for delivery in before]
+    assert not (tmp_path / "ledger.db").exists(), "looking made a ledger"
+
+
+def test_people_can_read_it(url: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dlq", "summary", url, "--new-since", "2020-01-01"]) == 0
+    out = capsys.readouterr().out
+    assert "48 dead letters of 12 kinds" in out
+    assert "NEW" in out
+    assert main(["dlq", "show", url, "--limit", "12"]) == 0
+    assert "GatewayTimeout" in capsys.readouterr().out
+    assert main(["redrive", url, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "40 would go to orders" in out
+    assert "4 skipped: poison" in out
+    assert "nothing was changed" in out
+
+
+def test_send_status_list_and_undo_plan(url: str, run: Run) -> None:
+    code, (plan,), _ = run("redrive", url, "--dry-run")
+    assert (code, plan["selected"], plan["sendable"]) == (0, 48, 40)
+    assert count(url, "orders.dlq") == 48
+    code, (receipt,), _ = run("redrive", url, "--where", "lang = 'php'", "--yes", "--quiet")
+    assert (code, receipt["published"], count(url, "orders")) == (0, 12, 12)
+    code, (status,), _ = run("redrive", "status", receipt["job"][:17])
+    assert (code, status["state"], status["spec"]["where"]) == (0, "done", "lang = 'php'")
+    assert status["receipt"]["selected"] == 12
+    _, jobs, _ = run("redrive", "list")
+    assert [job["id"] for job in jobs] == [receipt["job"]]
+    _, plan_rows, _ = run("redrive", "undo-plan", receipt["job"])
+    assert {row["queue"] for row in plan_rows} == {"orders"}
+    assert len(plan_rows) == 12
+    code, _, err = run("redrive", "cancel", receipt["job"])
+    assert (code, "is done" in err) == (2, True)
+    code, (again,), _ = run("redrive", "resume", receipt["job"])
+    assert (code, again["published"]) == (0, 12)
+
+
+def test_the_count_must_be_typed(url: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    code, _, err = run("redrive", url)
+    assert (code, "--yes" in err) == (2, True)
+    assert count(url, "orders") == 0
+    for typed, expected in (("39\n", 130), ("40\n", 0)):
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        monkeypatch.setattr("builtins.input", lambda _prompt, typed=typed: typed)
+        assert run("redrive", url)[0] == expected
+    assert count(url, "orders") == 40
+    _, jobs, _ = run("redrive", "list")
+    assert sorted(job["state"] for job in jobs) == ["cancelled", "done"]
+    assert all(job["receipt"]["left"] == 0 for job in jobs)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["redrive", "status"],
+        ["redrive", "status", "nosuch"],
+        ["redrive", "URL", "--where", "nosuch = 1", "--yes"],
+        ["redrive", "URL", "--rate", "fast", "--yes"],
+        ["redrive", "URL", "--ids", "nosuch.txt", "--yes"],
+        ["redrive", "URL", "--since", "soon", "--yes"],
+        ["dlq", "summary"],
+        ["dlq", "summary", "--lake", "nosuch"],
+    ],
+)
+def test_mistakes_are_usage_errors(words: list[str], url: str, run: Run) -> None:
+    code, out, err = run(*[url if word == "URL" else word for word in words])
+    assert (code, out) == (2, [])
+    assert err.startswith("shinar: ")
+    assert count(url, "orders.dlq") == 48
+
+
+def test_ids_patch_and_rehearsal(url: str, run: Run, tmp_path: Path) -> None:
+    _, listed, _ = run("dlq", "list", url, "--limit", "3")
+    (tmp_path / "ids.txt").write_text("\n".join(row["id"] for row in listed[:2]))
+    (tmp_path / "mend_orders.py").write_text(
+        "def mend(data):\n    return data | {'mended': True}\n\n\n"
+        "def handle(message):\n    assert message.data['kind'] == 0, 'odd'\n\n\n"
+        "handlers = {'urn:babel:orders:created': handle}\n"
+    )
+    words = ("redrive", url, "--ids", "ids.txt")
+    code, (result,), _ = run("redrive", url, "--rehearse", "mend_orders:handlers", "--limit", "5")
+    assert (code, result["failed"] > 0, result["passed"]) == (1, True, 4)
+    code, (receipt,), _ = run(*words, "--patch", "mend_orders:mend", "--yes", "--quiet")
+    assert (code, receipt["published"]) == (0, 2)
+    broker = connect(url)
+    sent = [json.loads(delivery.body) for delivery in broker.browse("orders")]
+    broker.close()
+    assert all(message["data"]["mended"] for message in sent)
+    assert not {message["meta"]["id"] for message in sent} & {row["id"] for row in listed}
