@@ -10,72 +10,28 @@ messages on their way, and a prefetching consumer that acks in blocks.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-import babelqueue
 import pika
+from babelqueue import BabelQueue
 
-from shinar.brokers import Outgoing, connect
-from shinar.envelope import Kind, build, encode, judge
+import _brokers
+from shinar.brokers import connect
+from shinar.envelope import build, encode
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-URN = "urn:babel:orders:created"
-DATA = {"order_id": 1042, "customer": "Zoë", "lines": [{"sku": "A-1", "n": 2}, {"sku": "B-7", "n": 1}]}
 WINDOW = 1000
 
 
-def rate(count: int, action: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    action()
-    return count / (time.perf_counter() - started)
-
-
-def best(rates: list[tuple[float, float]]) -> tuple[float, float]:
-    """Of the rounds, each side's fastest: what disturbs a machine only ever slows it down."""
-    return max(publish for publish, _ in rates), max(consume for _, consume in rates)
-
-
-def sdk(url: str, count: int, *, confirms: bool) -> tuple[float, float]:
-    app = babelqueue.BabelQueue(url, queue="bench-sdk")
-    seen = 0
+def sdk(url: str, count: int, *, confirms: bool) -> _brokers.Rates:
+    app = BabelQueue(url, queue="bench-sdk")
     if confirms:
         app.transport._chan().confirm_delivery()
-
-    @app.handler(URN)
-    def handle(data: object, meta: object) -> None:
-        nonlocal seen
-        seen += 1
-
-    publish = rate(count, lambda: [app.publish(URN, DATA) for _ in range(count)] and None)
-    consume = rate(count, lambda: app.consume(max_messages=count, timeout=1.0))
-    assert seen == count
-    return publish, consume
+    return _brokers.sdk_whole(app, count)
 
 
-def ours(url: str, options: str, count: int, batch: int) -> tuple[float, float]:
+def ours(url: str, options: str, count: int, batch: int) -> _brokers.Rates:
     broker = connect(f"{url}/bench-ours{options}")
-    seen = 0
-
-    def publish() -> None:
-        for _ in range(0, count, batch):
-            broker.publish("bench-ours", [Outgoing(encode(build(URN, DATA))) for _ in range(batch)])
-
-    def consume() -> None:
-        nonlocal seen
-        while found := broker.reserve("bench-ours", batch, 0.0):
-            for delivery in found:
-                assert judge(delivery.body).kind is Kind.ACCEPTED
-                seen += 1
-            assert broker.ack(found) == ()
-
-    result = rate(count, publish), rate(count, consume)
-    assert seen == count, seen
-    broker.close()
-    return result
+    return _brokers.ours_whole(broker, "bench-ours", count, send=batch, take=batch)
 
 
 class Bare:
@@ -88,7 +44,7 @@ class Bare:
         self.properties = pika.BasicProperties(
             content_type="application/json",
             delivery_mode=2,
-            type=URN,
+            type=_brokers.URN,
             correlation_id="7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b",
             message_id="f1e2d3c4-b5a6-4789-90ab-cdef01234567",
             app_id="babelqueue",
@@ -139,7 +95,7 @@ class Bare:
             self.connection.ioloop.stop()
 
     @property
-    def rates(self) -> tuple[float, float]:
+    def rates(self) -> _brokers.Rates:
         return len(self.bodies) / self.publish_s, len(self.bodies) / self.consume_s
 
 
@@ -150,14 +106,12 @@ def main() -> None:
     parser.add_argument("--queue-type", choices=["classic", "quorum"], default="classic")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    import servers
-
-    url = servers.acquire("rabbitmq").url
+    url = _brokers.acquire("rabbitmq").url
     count, batch = options.messages // options.batch * options.batch, options.batch
-    bodies = [encode(build(URN, DATA)) for _ in range(count)]
+    bodies = [encode(build(_brokers.URN, _brokers.DATA)) for _ in range(count)]
     arguments = {"x-queue-type": "quorum"} if options.queue_type == "quorum" else {}
-    print(f"{count} messages of {len(bodies[0])} bytes, batches of {batch}, {options.queue_type}; per second")
-    print(f"{'':<34}{'publish':>10}{'consume':>10}")
+    _brokers.headline(f"RabbitMQ, {options.queue_type} queue", count, len(bodies[0]), batch)
+    _brokers.columns()
     rounds = [
         (
             Bare(f"{url}/%2F", arguments, bodies, batch).rates,
@@ -167,14 +121,14 @@ def main() -> None:
         )
         for _ in range(options.rounds)
     ]
-    bare, mine, loose, strict = (best([row[i] for row in rounds]) for i in range(4))
-    print(f"{'bare pika':<34}{bare[0]:>10,.0f}{bare[1]:>10,.0f}")
-    print(f"{'SDK':<34}{loose[0]:>10,.0f}{loose[1]:>10,.0f}")
-    print(f"{'SDK, confirms switched on':<34}{strict[0]:>10,.0f}{strict[1]:>10,.0f}")
-    print(f"{'Shinar (confirmed)':<34}{mine[0]:>10,.0f}{mine[1]:>10,.0f}")
-    print(f"{'   times the SDK':<34}{mine[0] / loose[0]:>9.1f}x{mine[1] / loose[1]:>9.1f}x")
-    print(f"{'   times the SDK with confirms':<34}{mine[0] / strict[0]:>9.1f}x{mine[1] / strict[1]:>9.1f}x")
-    print(f"{'   of the bare client':<34}{mine[0] / bare[0]:>10.0%}{mine[1] / bare[1]:>10.0%}")
+    bare, mine, loose, strict = (_brokers.best([row[i] for row in rounds]) for i in range(4))
+    _brokers.line("bare pika", bare)
+    _brokers.line("SDK", loose)
+    _brokers.line("SDK, confirms switched on", strict)
+    _brokers.line("Shinar (confirmed)", mine)
+    _brokers.times("the SDK", mine, loose)
+    _brokers.times("the SDK with confirms", mine, strict)
+    _brokers.share("the bare client", mine, bare)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,15 @@ nothing when the worker dies, `bare, lossy` is LPOP, which loses what it holds.
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
-import babelqueue
 import redis
+from babelqueue import BabelQueue
+from babelqueue.redis_transport import RedisTransport
 
+import _brokers
+from _brokers import rate
 from shinar.brokers import Outgoing, connect
-from shinar.envelope import Kind, build, encode, judge
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-URN = "urn:babel:orders:created"
-DATA = {"order_id": 1042, "customer": "Zoë", "lines": [{"sku": "A-1", "n": 2}, {"sku": "B-7", "n": 1}]}
+from shinar.envelope import build, encode
 
 TAKE = """
 local found = redis.call('LPOP', KEYS[1], ARGV[1]) or {}
@@ -43,59 +37,17 @@ end
 """
 
 
-def rate(count: int, action: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    action()
-    return count / (time.perf_counter() - started)
-
-
-def best(rates: list[tuple[float, ...]]) -> tuple[float, ...]:
-    """Of the rounds, each side's fastest: what disturbs a machine only ever slows it down."""
-    return tuple(max(column) for column in zip(*rates, strict=True))
-
-
-def sdk(url: str, laravel: bool, count: int) -> tuple[float, float]:
-    from babelqueue.redis_transport import RedisTransport
-
+def sdk(url: str, laravel: bool, count: int) -> _brokers.Rates:
     transport = RedisTransport(url, laravel_compat=laravel)
-    app = babelqueue.BabelQueue(transport=transport, queue="bench-sdk")
-    seen = 0
-
-    @app.handler(URN)
-    def handle(data: object, meta: object) -> None:
-        nonlocal seen
-        seen += 1
-
-    publish = rate(count, lambda: [app.publish(URN, DATA) for _ in range(count)] and None)
-    consume = rate(count, lambda: app.consume(max_messages=count, timeout=1.0))
-    assert seen == count
-    return publish, consume
+    return _brokers.sdk_whole(BabelQueue(transport=transport, queue="bench-sdk"), count)
 
 
-def ours(url: str, laravel: bool, count: int, batch: int) -> tuple[float, float]:
+def ours(url: str, laravel: bool, count: int, batch: int) -> _brokers.Rates:
     broker = connect(f"{url}/bench-ours" + ("?layout=laravel" if laravel else ""))
-    seen = 0
-
-    def publish() -> None:
-        for _ in range(0, count, batch):
-            broker.publish("bench-ours", [Outgoing(encode(build(URN, DATA))) for _ in range(batch)])
-
-    def consume() -> None:
-        nonlocal seen
-        while found := broker.reserve("bench-ours", batch, 0.0):
-            for delivery in found:
-                verdict = judge(delivery.body)
-                assert verdict.kind is Kind.ACCEPTED
-                seen += 1
-            assert broker.ack(found) == ()
-
-    result = rate(count, publish), rate(count, consume)
-    assert seen == count
-    broker.close()
-    return result
+    return _brokers.ours_whole(broker, "bench-ours", count, send=batch, take=batch)
 
 
-def ours_moving_bytes(url: str, laravel: bool, bodies: list[bytes], batch: int) -> tuple[float, float]:
+def ours_moving_bytes(url: str, laravel: bool, bodies: list[bytes], batch: int) -> _brokers.Rates:
     """Without building and judging envelopes: what the broker module itself costs."""
     broker = connect(f"{url}/bench-bytes" + ("?layout=laravel" if laravel else ""))
     messages = [Outgoing(body) for body in bodies]
@@ -143,14 +95,12 @@ def main() -> None:
     options = parser.parse_args()
     url = options.url
     if url is None:
-        import servers
-
-        url = servers.acquire("redis").url
+        url = _brokers.acquire("redis").url
     count, batch = options.messages // options.batch * options.batch, options.batch
-    bodies = [encode(build(URN, DATA)) for _ in range(count)]
+    bodies = [encode(build(_brokers.URN, _brokers.DATA)) for _ in range(count)]
     redis.Redis.from_url(url).flushdb()
-    print(f"{count} messages of {len(bodies[0])} bytes, batches of {batch}; per second")
-    print(f"{'':<34}{'publish':>10}{'consume':>10}")
+    _brokers.headline("Redis", count, len(bodies[0]), batch)
+    _brokers.columns()
     for laravel in (False, True):
         name = "laravel" if laravel else "processing"
         rounds = [
@@ -162,13 +112,13 @@ def main() -> None:
             )
             for _ in range(options.rounds)
         ]
-        (pushed, taken, lossy), theirs, mine, moved = (best([row[i] for row in rounds]) for i in range(4))
-        print(f"{'bare redis-py':<34}{pushed:>10,.0f}{taken:>10,.0f}   (lossy LPOP {lossy:,.0f})")
-        print(f"{f'SDK, {name}':<34}{theirs[0]:>10,.0f}{theirs[1]:>10,.0f}")
-        print(f"{f'Shinar, {name}':<34}{mine[0]:>10,.0f}{mine[1]:>10,.0f}")
-        print(f"{f'Shinar, {name}, bytes only':<34}{moved[0]:>10,.0f}{moved[1]:>10,.0f}")
-        print(f"{'   times the SDK':<34}{mine[0] / theirs[0]:>9.1f}x{mine[1] / theirs[1]:>9.1f}x")
-        print(f"{'   of the bare client':<34}{moved[0] / pushed:>10.0%}{moved[1] / taken:>10.0%}")
+        plain, theirs, mine, moved = (_brokers.best([row[i] for row in rounds]) for i in range(4))
+        _brokers.line("bare redis-py", plain, f"   (lossy LPOP {plain[2]:,.0f})")
+        _brokers.line(f"SDK, {name}", theirs)
+        _brokers.line(f"Shinar, {name}", mine)
+        _brokers.line(f"Shinar, {name}, bytes only", moved)
+        _brokers.times("the SDK", mine, theirs)
+        _brokers.share("the bare client", moved, plain)
 
 
 if __name__ == "__main__":

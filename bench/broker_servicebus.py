@@ -9,33 +9,19 @@ sends batches as large as the link takes and completes message by message, as it
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-import uuid
-from collections.abc import Callable
-from pathlib import Path
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessageSizeExceededError
 from babelqueue import BabelQueue
 from babelqueue.asb_transport import AsbTransport
 
+import _brokers
+from _brokers import rate
 from shinar.brokers import Outgoing, connect
-from shinar.envelope import Kind, build, encode, judge
+from shinar.envelope import build, encode
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-URN = "urn:babel:orders:created"
-DATA = {"order_id": 1042, "customer": "Zoë", "lines": [{"sku": "A-1", "n": 2}, {"sku": "B-7", "n": 1}]}
 #: What a worker reserves at a time.
 BATCH = 200
-ROUNDS = 3
-
-
-def rate(count: int, action: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    action()
-    return count / (time.perf_counter() - started)
 
 
 def client(port: int) -> ServiceBusClient:
@@ -45,49 +31,26 @@ def client(port: int) -> ServiceBusClient:
     )
 
 
-def sdk(port: int, count: int) -> tuple[float, float]:
-    app = BabelQueue(transport=AsbTransport(client=client(port)), queue=f"bench-{uuid.uuid4().hex[:8]}")
-    seen = 0
-
-    @app.handler(URN)
-    def handle(data: object, meta: object) -> None:
-        nonlocal seen
-        seen += 1
-
-    app.publish(URN, DATA)
-    app.consume(max_messages=1, timeout=2.0)  # both links are open now
-    publish = rate(count, lambda: [app.publish(URN, DATA) for _ in range(count)] and None)
-    consume = rate(count, lambda: app.consume(max_messages=count, timeout=2.0))
-    assert seen == count + 1
+def sdk(port: int, count: int) -> _brokers.Rates:
+    app = BabelQueue(transport=AsbTransport(client=client(port)), queue=_brokers.queue_name())
+    app.publish(_brokers.URN, _brokers.DATA)
+    app.transport.ack(app.transport.pop(app.queue, 2.0))  # both links are open now
+    rates = _brokers.sdk_whole(app, count, timeout_s=2.0)
     app.transport.close()
-    return publish, consume
-
-
-def ours(port: int, count: int) -> tuple[float, float]:
-    queue = f"bench-{uuid.uuid4().hex[:8]}"
-    broker = connect(f"servicebus://127.0.0.1:{port}/{queue}?emulator=1")
-    broker.publish(queue, [Outgoing(encode(build(URN, DATA)))])
-    broker.ack(broker.reserve(queue, 1, 2))
-    seen = 0
-
-    def produce() -> None:
-        broker.publish(queue, [Outgoing(encode(build(URN, DATA, queue=queue))) for _ in range(count)])
-
-    def consume() -> None:
-        nonlocal seen
-        while seen < count:
-            got = broker.reserve(queue, BATCH, 2)
-            seen += sum(judge(delivery.body).kind is Kind.ACCEPTED for delivery in got)
-            assert broker.ack(got) == ()
-
-    rates = rate(count, produce), rate(count, consume)
-    broker.close()
     return rates
 
 
-def bare(port: int, count: int) -> tuple[float, float]:
-    queue = f"bench-{uuid.uuid4().hex[:8]}"
-    body = encode(build(URN, DATA))
+def ours(port: int, count: int) -> _brokers.Rates:
+    queue = _brokers.queue_name()
+    broker = connect(f"servicebus://127.0.0.1:{port}/{queue}?emulator=1")
+    broker.publish(queue, [Outgoing(encode(build(_brokers.URN, _brokers.DATA)))])
+    broker.ack(broker.reserve(queue, 1, 2))
+    return _brokers.ours_whole(broker, queue, count, send=count, take=BATCH, wait_s=2)
+
+
+def bare(port: int, count: int) -> _brokers.Rates:
+    queue = _brokers.queue_name()
+    body = encode(build(_brokers.URN, _brokers.DATA))
     properties = {
         "bq-schema-version": 1,
         "bq-source-lang": "python",
@@ -105,7 +68,7 @@ def bare(port: int, count: int) -> tuple[float, float]:
                 message = ServiceBusMessage(
                     body,
                     application_properties=properties,
-                    subject=URN,
+                    subject=_brokers.URN,
                     correlation_id=str(number),
                     message_id=str(number),
                     content_type="application/json",
@@ -135,19 +98,13 @@ def main() -> None:
     )
     parser.add_argument("--messages", type=int, default=3000)
     asked = parser.parse_args()
-    from servers import acquire
-
-    server = acquire("servicebus")
-    few = max(asked.messages // 10, 100)
-    rounds = [(ours(server.port, asked.messages), bare(server.port, asked.messages)) for _ in range(ROUNDS)]
-    rounds_sdk = [sdk(server.port, few) for _ in range(2)]
-    print(f"{server.version}; {len(encode(build(URN, DATA)))} bytes; best of {ROUNDS} rounds, messages/s")
-    print(f"{'':10}{'babelqueue':>12}{'bare SDK':>12}{'shinar':>12}{'to SDK':>9}{'to bare':>9}")
-    for at, name in enumerate(("publish", "consume")):
-        mine = max(one[at] for one, _ in rounds)
-        plain = max(one[at] for _, one in rounds)
-        theirs = max(one[at] for one in rounds_sdk)
-        print(f"{name:10}{theirs:12.0f}{plain:12.0f}{mine:12.0f}{mine / theirs:8.1f}x{mine / plain:8.0%}")
+    server = _brokers.acquire("servicebus")
+    count = asked.messages
+    rounds = [(ours(server.port, count), bare(server.port, count)) for _ in range(_brokers.ROUNDS)]
+    theirs = _brokers.best([sdk(server.port, max(count // 10, 100)) for _ in range(2)])
+    mine, plain = (_brokers.best([row[i] for row in rounds]) for i in range(2))
+    _brokers.headline(server.version, count, len(encode(build(_brokers.URN, _brokers.DATA))), BATCH)
+    _brokers.three("bare azure-servicebus", mine, plain, theirs)
 
 
 if __name__ == "__main__":

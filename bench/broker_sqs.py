@@ -9,35 +9,21 @@ many threads as Shinar has connections, with the same attributes; it decodes not
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import boto3
 from babelqueue import BabelQueue
 from babelqueue.sqs_transport import SqsTransport
 from botocore.config import Config
 
-from shinar.brokers import Outgoing, connect
+import _brokers
+from _brokers import rate
+from shinar.brokers import connect
 from shinar.brokers.sqs import DEFAULT_CONNECTIONS
-from shinar.envelope import Kind, build, encode, judge
+from shinar.envelope import build, encode
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-URN = "urn:babel:orders:created"
-DATA = {"order_id": 1042, "customer": "Zoë", "lines": [{"sku": "A-1", "n": 2}, {"sku": "B-7", "n": 1}]}
 #: What a worker reserves at a time.
 BATCH = 100
-ROUNDS = 3
-
-
-def rate(count: int, action: Callable[[], None]) -> float:
-    started = time.perf_counter()
-    action()
-    return count / (time.perf_counter() - started)
 
 
 def client(endpoint: str):
@@ -51,48 +37,24 @@ def client(endpoint: str):
     )
 
 
-def sdk(endpoint: str, count: int) -> tuple[float, float]:
+def sdk(endpoint: str, count: int) -> _brokers.Rates:
     sqs = client(endpoint)
-    queue = f"bench-{uuid.uuid4().hex[:8]}"
+    queue = _brokers.queue_name()
     sqs.create_queue(QueueName=queue)
     app = BabelQueue(transport=SqsTransport(client=sqs), queue=queue)
-    seen = 0
-
-    @app.handler(URN)
-    def handle(data: object, meta: object) -> None:
-        nonlocal seen
-        seen += 1
-
-    publish = rate(count, lambda: [app.publish(URN, DATA) for _ in range(count)] and None)
-    consume = rate(count, lambda: app.consume(max_messages=count, timeout=1.0))
-    assert seen == count
-    return publish, consume
+    return _brokers.sdk_whole(app, count)
 
 
-def ours(endpoint: str, count: int) -> tuple[float, float]:
-    queue = f"bench-{uuid.uuid4().hex[:8]}"
+def ours(endpoint: str, count: int) -> _brokers.Rates:
+    queue = _brokers.queue_name()
     broker = connect(f"sqs://eu-west-1/{queue}?endpoint={endpoint}&access_key=x&secret_key=y")
-    seen = 0
-
-    def produce() -> None:
-        broker.publish(queue, [Outgoing(encode(build(URN, DATA, queue=queue))) for _ in range(count)])
-
-    def consume() -> None:
-        nonlocal seen
-        while seen < count:
-            got = broker.reserve(queue, BATCH, 1)
-            seen += sum(judge(delivery.body).kind is Kind.ACCEPTED for delivery in got)
-            assert broker.ack(got) == ()
-
-    rates = rate(count, produce), rate(count, consume)
-    broker.close()
-    return rates
+    return _brokers.ours_whole(broker, queue, count, send=count, take=BATCH, wait_s=1)
 
 
-def bare(endpoint: str, count: int) -> tuple[float, float]:
+def bare(endpoint: str, count: int) -> _brokers.Rates:
     sqs = client(endpoint)
-    url = sqs.create_queue(QueueName=f"bench-{uuid.uuid4().hex[:8]}")["QueueUrl"]
-    body = encode(build(URN, DATA)).decode()
+    url = sqs.create_queue(QueueName=_brokers.queue_name())["QueueUrl"]
+    body = encode(build(_brokers.URN, _brokers.DATA)).decode()
     attributes = SqsTransport._attributes(body)
     pool = ThreadPoolExecutor(DEFAULT_CONNECTIONS)
 
@@ -131,20 +93,14 @@ def main() -> None:
     asked = parser.parse_args()
     endpoint, server = asked.endpoint, asked.endpoint
     if not endpoint:
-        from servers import acquire
-
-        started = acquire("elasticmq")
+        started = _brokers.acquire("elasticmq")
         endpoint, server = f"http://127.0.0.1:{started.port}", started.version
-    few = max(asked.messages // 10, 100)
-    rounds = [(ours(endpoint, asked.messages), bare(endpoint, asked.messages)) for _ in range(ROUNDS)]
-    rounds_sdk = [sdk(endpoint, few) for _ in range(2)]
-    print(f"{server}; messages of {len(encode(build(URN, DATA)))} bytes; best of {ROUNDS} rounds, messages/s")
-    print(f"{'':10}{'babelqueue':>12}{'bare boto3':>12}{'shinar':>12}{'to SDK':>9}{'to bare':>9}")
-    for at, name in enumerate(("publish", "consume")):
-        mine = max(one[at] for one, _ in rounds)
-        plain = max(one[at] for _, one in rounds)
-        theirs = max(one[at] for one in rounds_sdk)
-        print(f"{name:10}{theirs:12.0f}{plain:12.0f}{mine:12.0f}{mine / theirs:8.1f}x{mine / plain:8.0%}")
+    count = asked.messages
+    rounds = [(ours(endpoint, count), bare(endpoint, count)) for _ in range(_brokers.ROUNDS)]
+    theirs = _brokers.best([sdk(endpoint, max(count // 10, 100)) for _ in range(2)])
+    mine, plain = (_brokers.best([row[i] for row in rounds]) for i in range(2))
+    _brokers.headline(server, count, len(encode(build(_brokers.URN, _brokers.DATA))), BATCH)
+    _brokers.three("bare boto3", mine, plain, theirs)
 
 
 if __name__ == "__main__":
