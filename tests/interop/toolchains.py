@@ -53,7 +53,7 @@ def node_modules(folder: Path) -> Path:
     def fetch(home: Path) -> list[str]:
         shutil.copytree(folder, home, dirs_exist_ok=True)
         flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--install-links"]
-        return [npm, "install", "--silent", *flags, "--prefix", str(home)]
+        return [npm, "install", "--loglevel=error", *flags, "--prefix", str(home)]
 
     return _fetched("node", sources, fetch)
 
