@@ -43,9 +43,11 @@ def test_seen_rehearsed_and_sent_back(place: Place, ledger: Ledger) -> None:
     assert {(exception, urn, lang) for lang, exception, _, urn in KINDS} <= found
 
     redrive = Redrive(place.redrive_url(), Spec(where=WHERE), ledger=ledger)
+    before = snapshot(place)
     plan = redrive.dry_run(reserve=look)
     assert (plan.looked, plan.selected, plan.sendable) == (COUNT, COUNT // 12, COUNT // 12)
     assert plan.targets == {place.queue: COUNT // 12}
+    assert snapshot(place) == before, "a dry run left a trace"
     same(place, everything(place), bodies)
 
     receipt = redrive.run()
@@ -73,6 +75,19 @@ def test_seen_rehearsed_and_sent_back(place: Place, ledger: Ledger) -> None:
         assert everything(place) == bodies[bodies.index(left[0]) :]
     else:
         same(place, everything(place), left)
+
+
+def snapshot(place: Place) -> list[Any]:
+    """All there is to see of the queue without touching it; nothing where it cannot be browsed."""
+    if not place.traits.browse:
+        return []
+    with place.broker() as broker:
+        depth = broker.depth(place.dlq)
+        seen = [
+            (d.body, d.key, dict(d.headers), dict(d.properties), d.native_count, d.position)
+            for d in broker.browse(place.dlq)
+        ]
+        return [(depth.ready, depth.reserved, depth.delayed), *seen]
 
 
 def same(place: Place, found: list[bytes], expected: list[bytes]) -> None:

@@ -92,6 +92,8 @@ def print_receipt(receipt: Receipt) -> None:
     print(f"  {receipt.published:>9,} published ({receipt.bytes:,} bytes)")
     if receipt.maybe_twice:
         print(f"  {receipt.maybe_twice:>9,} of them maybe twice: a crash hid whether a first copy arrived")
+    if receipt.died_again:
+        print(f"  {receipt.died_again:>9,} of them died again since")
     print(f"  {receipt.skipped:>9,} skipped")
     for why, count in sorted(receipt.why_skipped.items()):
         print(f"  {'':>9}   {count:,} {WHY.get(why, why)}")

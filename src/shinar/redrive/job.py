@@ -36,6 +36,8 @@ ROUNDS: Final = 3
 RATIO_AFTER: Final = 20
 #: Between two looks whether somebody cancelled the job, and two signs of life.
 CHECK_EVERY_S: Final = 1.0
+#: Settlements this shortly before a crash may have been lost with the connection.
+DOUBT_MS: Final = 5_000
 GONE: Final = "gone"
 
 
@@ -176,19 +178,21 @@ class Redrive:
         settle_doubts(self.ledger, job.id, route.target, self.target_url)
         if route.log:
             self.ledger.close_open(job.id, LineState.ACKED, None, LineState.PUBLISHED)
+        else:
+            self.ledger.doubt_acks(job.id, DOUBT_MS)
 
     def _pass(self, job: Job, route: Route, *, resumed: bool) -> None:
         sender = self._sender(job, route)
         matcher = Matcher(self.ledger, job.id, route.source, self.spec.limit)
         matcher.chosen = None if job.planned else self._chosen
         matcher.count(self.ledger.receipt(job.id).selected)
-        pace = _Pace(self.spec.rate_per_s, self._clock)
+        lease_s = route.source.traits.lease_s or 0.0
+        pace = _Pace(self.spec.rate_per_s, lease_s, self._clock)
         one = Pass(
             route.source, self.queue, matcher, _paced(sender, pace), clock=self._clock, batch=pace.batch
         )
         one.stopped = self._watch(job, sender)
         one.finished = lambda: job.planned and not self.ledger.open_count(job.id)
-        lease_s = route.source.traits.lease_s or 0.0
         if route.log:
             one.follow()
         elif route.source.traits.release_to == "back":
@@ -309,11 +313,16 @@ class Redrive:
 
 
 class _Pace:
-    """So many a second, in batches small enough to be even and to fit into a lease."""
+    """So many a second: in small even steps, and no more in hand than fits into a lease."""
 
-    def __init__(self, rate_per_s: float, clock: Clock) -> None:
+    def __init__(self, rate_per_s: float, lease_s: float, clock: Clock) -> None:
         self._rate, self._clock = rate_per_s, clock
-        self.batch = max(1, min(BATCH, round(rate_per_s / 2))) if rate_per_s else BATCH
+        #: Messages sent at once.
+        self.step = max(1, min(BATCH, round(rate_per_s / 2))) if rate_per_s else BATCH
+        #: Messages in hand at once.
+        self.batch = BATCH
+        if rate_per_s and lease_s:
+            self.batch = max(1, min(BATCH, round(rate_per_s * lease_s / 4)))
         self._next_s = clock.monotonic_s()
 
     def wait(self, count: int) -> None:
@@ -327,10 +336,12 @@ class _Pace:
 
 def _paced(sender: Sender, pace: _Pace) -> Send:
     def send(items: Sequence[Item]) -> list[Delivery]:
-        if not items:
-            return []
-        pace.wait(len(items))
-        return sender.send(items)
+        left: list[Delivery] = []
+        for start in range(0, len(items), pace.step):
+            step = items[start : start + pace.step]
+            pace.wait(len(step))
+            left += sender.send(step)
+        return left
 
     return send
 

@@ -279,6 +279,15 @@ class Ledger:
             cursor.execute(sql, (str(state), why, self.clock.epoch_ms(), job_id, listed))
             return int(cursor.rowcount)
 
+    def doubt_acks(self, job_id: str, window_ms: int) -> None:
+        """The last settlements before a crash may not have reached the broker: their lines are published
+        only, until the queue was searched once more."""
+        sql = (
+            "UPDATE shinar_redrive_lines SET state = 'published' WHERE job = %s AND state = 'acked' "
+            "AND at_ms >= (SELECT MAX(at_ms) FROM shinar_redrive_lines WHERE job = %s) - %s"
+        )
+        self._write(sql, [(job_id, job_id, window_ms)])
+
     # -- over all jobs
 
     def generations(self, ids: Iterable[str]) -> dict[str, int]:
@@ -316,7 +325,17 @@ class Ledger:
             per = counts.setdefault(state, {})
             per[why] = per.get(why, 0) + int(count)
             size += int(bytes_ or 0) if state in SENT else 0
-        return Receipt.of(job_id, self.state_of(job_id), counts, size)
+        found = Receipt.of(job_id, self.state_of(job_id), counts, size)
+        return msgspec.structs.replace(found, died_again=self._died_again(job_id))
+
+    def _died_again(self, job_id: str) -> int:
+        """Sent by this job, and found dead once more by a later one."""
+        sql = (
+            "SELECT COUNT(*) FROM shinar_redrive_lines l WHERE l.job = %s AND l.id <> '' "
+            "AND l.state IN ('published', 'acked') AND EXISTS (SELECT 1 FROM shinar_redrive_lines m "
+            "WHERE m.job > l.job AND m.id = CASE WHEN l.new_id = '' THEN l.id ELSE l.new_id END)"
+        )
+        return int(self._rows(sql, (job_id,))[0][0])
 
     # -- statements
 

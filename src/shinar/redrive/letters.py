@@ -68,7 +68,10 @@ class Letter(msgspec.Struct, frozen=True):
         """The queue it belongs to: as its block says, as its envelope says, or by the name of this one."""
         if self.said_queue:
             return self.said_queue
+        native = traits.native_dlq_suffix
         derived = original_queue(self.delivery.queue, traits)
+        if native and derived.endswith(native):
+            derived = derived.removesuffix(native)
         if derived != self.delivery.queue:
             return derived
         queue = self.message.meta.queue if self.message else ""

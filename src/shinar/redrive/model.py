@@ -55,7 +55,7 @@ class Receipt(msgspec.Struct, frozen=True):
     bytes: int = 0
     why_skipped: dict[str, int] = {}
     why_failed: dict[str, int] = {}
-    #: Seen dead again while the job ran.
+    #: Of the published ones: found dead again by a later redrive.
     died_again: int = 0
 
     @classmethod

@@ -11,11 +11,13 @@ import pytest
 
 from redrive_letters import body, plant
 from shinar.brokers import Broker, Delivery, Outgoing, connect
+from shinar.clock import PinnedClock
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, judge, redrive_copy
 from shinar.errors import BrokerError, BrokerUnavailable, ContractError, Unsupported, UsageError
 from shinar.idempotency import open_store
-from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec, letters
+from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec, letters, read
 from shinar.redrive.rehearse import rehearse
+from shinar.settlement import Traits
 from shinar.worker import GiveUp, bypass_external_effects, is_replay
 
 
@@ -84,6 +86,7 @@ def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
         assert ledger.generations(ids) == dict.fromkeys(ids, generation)
     plan = Redrive(url, ledger=ledger).dry_run()
     assert plan.why_skipped == {"loop": 2}
+    assert [ledger.receipt(job.id).died_again for job in ledger.jobs()] == [0, 2]
     assert Redrive(url, ledger=ledger).run().why_skipped == {"loop": 2}
     assert len(bodies(broker, "orders.dlq")) == 2
     assert Redrive(url, Spec(loop_limit=0), ledger=ledger).run().published == 2
@@ -225,6 +228,23 @@ def test_an_unchecked_intent_is_told(url: str, broker: Broker, ledger: Ledger, t
     assert bodies(broker, "orders.dlq") == []
 
 
+def test_a_settlement_lost_in_a_crash(url: str, broker: Broker, ledger: Ledger, tmp_path: Path) -> None:
+    """The ledger says acked, the broker never heard of it: the original goes, and no second copy comes."""
+    planted = plant(broker, "orders.dlq", "orders", 3)
+    other = f"sqlite://{tmp_path}/other.db"
+    spec = Spec(where="data.n < 2")
+    job, _ = Redrive(url, spec, to=other, ledger=ledger).prepare()
+    target = connect(other)
+    target.publish("orders", [Outgoing(redrive_copy(dead)) for dead in planted[:2]])
+    lines = list(ledger.lines_in(job.id, LineState.PLANNED))
+    ledger.mark(job.id, [msgspec.structs.replace(line, state=LineState.ACKED) for line in lines])
+    receipt = Redrive(url, spec, to=other, ledger=ledger).resume(job.id)
+    assert (receipt.published, receipt.maybe_twice, receipt.adds_up) == (2, 0, True)
+    assert bodies(broker, "orders.dlq") == planted[2:]
+    assert len(bodies(target, "orders")) == 2
+    target.close()
+
+
 def digest_of(planted: list[bytes], line: Line) -> str:
     from hashlib import sha256
 
@@ -303,6 +323,24 @@ def test_taken_by_somebody_else_meanwhile(url: str, broker: Broker, ledger: Ledg
     receipt = redrive.run(job)
     assert (receipt.published, receipt.why_skipped) == (3, {"gone": 1})
     assert receipt.adds_up
+
+
+def test_a_native_dead_letter_queue_names_its_own() -> None:
+    plain = redrive_copy(body(0, "somewhere"))
+    letter = read(
+        Delivery(plain, "orders/$DeadLetterQueue"), Traits(name="x", native_dlq_suffix="/$DeadLetterQueue")
+    )
+    assert letter.target(Traits(name="x", native_dlq_suffix="/$DeadLetterQueue")) == "orders"
+    assert letter.target(Traits(name="x")) == "somewhere"
+
+
+def test_a_slow_rate_does_not_make_small_reads(url: str, broker: Broker, ledger: Ledger) -> None:
+    clock = PinnedClock(1_763_172_600.0)
+    plant(broker, "orders.dlq", "orders", 240)
+    started_s = clock.monotonic_s()
+    redrive = Redrive(url, Spec(where="data.kind = 0", rate_per_s=2), ledger=ledger, clock=clock)
+    assert redrive.run().published == 20
+    assert 9.0 <= clock.monotonic_s() - started_s < 30.0
 
 
 def test_identical_twins_are_two_messages(url: str, broker: Broker, ledger: Ledger) -> None:
