@@ -124,7 +124,7 @@ def run_job(args: argparse.Namespace) -> int:
     pipeline.on_batch = counter
     stopper = _Stopper(pipeline, quiet=args.quiet)
     with stopper:
-        summary = pipeline.run(once=bool(job.get("once")))
+        summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
     counter.close()
     _tell(args, summary)
     if stopper.asked:

@@ -137,13 +137,13 @@ class Pipeline:
     def table(self, name: str) -> DataFrame:
         return read(self._spark, self._store, name)
 
-    def run(self, *, once: bool = False) -> Summary:
+    def run(self, *, once: bool = False, interval: str | None = None) -> Summary:
         """Read until the queue is drained (`once`) or until `stop`. Returns what was done."""
         if self._settings.path:
             return self.process(self._archive())
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
-        query = self.start(once=once)
+        query = self.start(once=once, interval=interval)
         try:
             self._wait(query)
         finally:
