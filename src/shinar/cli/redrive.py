@@ -47,7 +47,9 @@ def register(commands: Any) -> None:
     group.add_argument("--rate", default="", help="at most so many a second: 200/s")
     group.add_argument("--max-failure-ratio", type=float, default=0.0, help="stop when more than this fails")
     group.add_argument("--bypass", action="store_true", help="mark copies with bq-replay-bypass")
-    group.add_argument("--set", dest="sets", action="append", default=[], metavar="'data.x = SQL'")
+    group.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="'data.x = SQL'", help="change one member"
+    )
     group.add_argument("--patch", default="", metavar="MODULE:FUNCTION", help="change data with a function")
     group.add_argument(
         "--skip-succeeded", metavar="URL|LAKE", help="leave out what an idempotency store or a lake knows"
