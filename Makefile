@@ -20,7 +20,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Shinar needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
-	$(BIN)/uv pip install -q -p $(BIN)/python --no-deps -r requirements.lock
+	$(BIN)/uv pip install -q -p $(BIN)/python --no-deps --compile-bytecode -r requirements.lock
 	$(BIN)/uv pip install -q -p $(BIN)/python --no-deps -e .
 	@touch $@
 
