@@ -253,20 +253,25 @@ class _Linker:
 def edges(hops_frame: DataFrame) -> DataFrame:
     """One row per step parent -> child: how often it happens and how long it takes."""
     parents = hops_frame.groupBy(F.col("urn").alias("parent_urn")).agg(F.count(F.lit(1)).alias("parents"))
-    steps = (
-        hops_frame.where("parent_id is not null")
+    followers = hops_frame.where("parent_id is not null")
+    # Apart from the percentiles: a distinct count beside them would make Spark keep a digest per parent.
+    followed = (
+        followers.select("parent_urn", "urn", "parent_id")
+        .distinct()
         .groupBy("parent_urn", "urn")
-        .agg(
-            F.count(F.lit(1)).alias("steps"),
-            F.countDistinct("parent_id").alias("followed"),
-            F.percentile_approx("latency_ms", 0.5).alias("p50_ms"),
-            F.percentile_approx("latency_ms", 0.95).alias("p95_ms"),
-            F.percentile_approx("latency_ms", 0.99).alias("p99_ms"),
-            F.max("latency_ms").alias("max_ms"),
-        )
+        .agg(F.count(F.lit(1)).alias("followed"))
     )
-    return steps.join(F.broadcast(parents), "parent_urn").withColumn(
-        "share", F.col("followed") / F.col("parents")
+    steps = followers.groupBy("parent_urn", "urn").agg(
+        F.count(F.lit(1)).alias("steps"),
+        F.percentile_approx("latency_ms", 0.5).alias("p50_ms"),
+        F.percentile_approx("latency_ms", 0.95).alias("p95_ms"),
+        F.percentile_approx("latency_ms", 0.99).alias("p99_ms"),
+        F.max("latency_ms").alias("max_ms"),
+    )
+    return (
+        steps.join(F.broadcast(followed), ["parent_urn", "urn"])
+        .join(F.broadcast(parents), "parent_urn")
+        .withColumn("share", F.col("followed") / F.col("parents"))
     )
 
 
