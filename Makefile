@@ -36,7 +36,7 @@ demo: setup java
 	$(BIN)/python examples/demo.py
 
 test: servers
-	$(BIN)/python -m pytest
+	$(BIN)/python tests/run.py
 
 check: setup
 	$(BIN)/ruff format --check src tests bench examples

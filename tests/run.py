@@ -1,0 +1,111 @@
+"""All tests, side by side: `make test`. Most of them wait for a server or a lease, so a few pytest
+processes share the cores well; each starts only the servers its tests need.
+
+    python tests/run.py            every group at once, one summary
+    python tests/run.py contract   only these groups
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / ".cache" / "test-logs"
+
+#: group -> what pytest gets. Everything under tests/ is in exactly one group; a test checks that.
+GROUPS: dict[str, list[str]] = {
+    "contract": ["tests/contract", "tests/integration/test_outcomes.py"],
+    "brokers": [
+        "tests/integration",
+        *("--ignore=tests/integration/" + name for name in (
+            "test_outcomes.py", "test_spark_source.py", "test_spark_source_brokers.py", "test_pipeline.py",
+            "test_redrive.py", "test_redrive_across.py", "test_redrive_lake.py", "test_servers.py",
+        )),
+    ],
+    "spark": [
+        *("tests/integration/" + name for name in (
+            "test_spark_source.py", "test_spark_source_brokers.py", "test_pipeline.py", "test_redrive_lake.py",
+        )),
+        "tests/unit/pipeline", "tests/docs", "tests/chaos/test_spark_source.py", "tests/chaos/test_spark_cluster.py",
+    ],
+    "chaos": [
+        "tests/chaos", "--ignore=tests/chaos/test_spark_source.py", "--ignore=tests/chaos/test_spark_cluster.py",
+        "tests/integration/test_redrive.py", "tests/integration/test_redrive_across.py",
+        "tests/integration/test_servers.py",
+    ],
+    "quick": [
+        "tests/unit", "--ignore=tests/unit/pipeline", "tests/properties", "tests/architecture",
+        "tests/conformance", "tests/interop",
+    ],
+}  # fmt: skip
+#: Seconds between two lines of progress.
+TELL_S = 60
+COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(GROUPS)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    for name in names:
+        with (LOGS / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *GROUPS[name]]
+            running[name] = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    print(f"running {', '.join(names)}; logs in {LOGS.relative_to(ROOT)}", flush=True)
+    codes = wait(running, started)
+    totals = {"passed": 0, "failed": 0, "skipped": 0}
+    for name in names:
+        text = (LOGS / f"{name}.log").read_text(errors="replace")
+        print(f"\n===== {name}\n{summary_of(text, failed=bool(codes[name]))}", flush=True)
+        last = text.rstrip().rpartition("\n")[2]
+        for count, kind in COUNT.findall(last):
+            kind = "failed" if kind.startswith("error") else kind
+            totals[kind] = totals.get(kind, 0) + int(count)
+    minutes = (time.monotonic() - started) / 60
+    print(f"\nall groups in {minutes:.1f} minutes")
+    print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
+    return 1 if any(codes.values()) else 0
+
+
+def wait(running: dict[str, subprocess.Popen[bytes]], started: float) -> dict[str, int]:
+    codes: dict[str, int] = {}
+    told = time.monotonic()
+    try:
+        while len(codes) < len(running):
+            for name, process in running.items():
+                if name not in codes and process.poll() is not None:
+                    codes[name] = process.returncode
+                    verdict = "passed" if process.returncode == 0 else "FAILED"
+                    print(
+                        f"{name}: {verdict} after {(time.monotonic() - started) / 60:.1f} minutes", flush=True
+                    )
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                left = ", ".join(name for name in running if name not in codes)
+                print(f"{(told - started) / 60:.0f} minutes: still running {left}", flush=True)
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        for process in running.values():
+            process.terminate()
+        raise
+    return codes
+
+
+def summary_of(text: str, *, failed: bool) -> str:
+    """The end of a log: everything from the first failure on, or else the table of servers and skips."""
+    mark = (
+        "= FAILURES =" if failed and "= FAILURES =" in text else "= ERRORS =" if "= ERRORS =" in text else ""
+    )
+    at = text.find(mark) if mark else text.find("= brokers =")
+    if at < 0:
+        return text.rstrip()[-3000:]
+    return text[text.rfind("\n", 0, at) + 1 :].rstrip()[-20_000:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
