@@ -21,27 +21,42 @@ GROUPS: dict[str, list[str]] = {
     "contract": ["tests/contract", "tests/integration/test_outcomes.py"],
     "brokers": [
         "tests/integration",
-        *("--ignore=tests/integration/" + name for name in (
-            "test_outcomes.py", "test_spark_source.py", "test_spark_source_brokers.py", "test_pipeline.py",
-            "test_redrive.py", "test_redrive_across.py", "test_redrive_lake.py", "test_servers.py",
-        )),
+        "--ignore=tests/integration/test_outcomes.py",
+        "--ignore=tests/integration/test_spark_source.py",
+        "--ignore=tests/integration/test_spark_source_brokers.py",
+        "--ignore=tests/integration/test_pipeline.py",
+        "--ignore=tests/integration/test_redrive.py",
+        "--ignore=tests/integration/test_redrive_across.py",
+        "--ignore=tests/integration/test_redrive_lake.py",
+        "--ignore=tests/integration/test_servers.py",
     ],
     "spark": [
-        *("tests/integration/" + name for name in (
-            "test_spark_source.py", "test_spark_source_brokers.py", "test_pipeline.py", "test_redrive_lake.py",
-        )),
-        "tests/unit/pipeline", "tests/docs", "tests/chaos/test_spark_source.py", "tests/chaos/test_spark_cluster.py",
+        "tests/integration/test_spark_source.py",
+        "tests/integration/test_spark_source_brokers.py",
+        "tests/integration/test_pipeline.py",
+        "tests/integration/test_redrive_lake.py",
+        "tests/chaos/test_spark_source.py",
+        "tests/chaos/test_spark_cluster.py",
+        "tests/unit/pipeline",
+        "tests/docs",
     ],
     "chaos": [
-        "tests/chaos", "--ignore=tests/chaos/test_spark_source.py", "--ignore=tests/chaos/test_spark_cluster.py",
-        "tests/integration/test_redrive.py", "tests/integration/test_redrive_across.py",
+        "tests/chaos",
+        "--ignore=tests/chaos/test_spark_source.py",
+        "--ignore=tests/chaos/test_spark_cluster.py",
+        "tests/integration/test_redrive.py",
+        "tests/integration/test_redrive_across.py",
         "tests/integration/test_servers.py",
     ],
     "quick": [
-        "tests/unit", "--ignore=tests/unit/pipeline", "tests/properties", "tests/architecture",
-        "tests/conformance", "tests/interop",
+        "tests/unit",
+        "--ignore=tests/unit/pipeline",
+        "tests/properties",
+        "tests/architecture",
+        "tests/conformance",
+        "tests/interop",
     ],
-}  # fmt: skip
+}
 #: Seconds between two lines of progress.
 TELL_S = 60
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")

@@ -25,7 +25,7 @@ HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
 MESSAGES = 20_000 if HEAVY else 1_500
 KILLS = 20 if HEAVY else 3
 PREFETCH = 50
-#: Pulsar writes individual acks to disk about once a second, so a restart of the server forgets the last ones.
+#: Pulsar writes individual acks to disk about once a second: a restart of the server forgets the last ones.
 LATE_ACKS = {"pulsar": 8}
 PROGRAM = Path(__file__).with_name("crash_program.py")
 

@@ -1,4 +1,4 @@
-"""A worker that is going to be killed: each message leaves one row of effect, marked in the same transaction."""
+"""A worker that is going to be killed: each message leaves one row, marked in the same transaction."""
 
 from __future__ import annotations
 

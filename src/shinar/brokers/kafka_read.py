@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from shinar.brokers.contract import Delivery
 from shinar.brokers.kafka_client import BROKER, Settings, Topics, Watch, kafka_errors, our_error, settings
@@ -19,6 +19,15 @@ from shinar.errors import BrokerError, BrokerUnavailable
 _BATCH: Final = 500
 #: How long a range that the cluster says exists may yield nothing.
 _STALL_S: Final = 30.0
+#: What a group's coordinator answers while it is being found or is loading.
+_NO_COORDINATOR_YET: Final = frozenset(
+    {
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+_COORDINATOR_PAUSE_S: Final = 0.2
 
 
 class Reader:
@@ -129,15 +138,25 @@ class Reader:
         if error.code() != KafkaError._PARTITION_EOF and not error.retriable():
             raise our_error(error, topic)
 
+    def _committed(self, consumer: Any, places: list[Any]) -> list[Any]:
+        """A cluster that has just started is still finding the group's coordinator: ask again for a while."""
+        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
+        while True:
+            try:
+                found: list[Any] = consumer.committed(places, timeout=self._settings.timeout_s)
+                return found
+            except KafkaException as exc:
+                if exc.args[0].code() not in _NO_COORDINATOR_YET or self._clock.monotonic_s() > deadline_s:
+                    raise
+                self._clock.sleep(_COORDINATOR_PAUSE_S)
+
     def _stored(self, topic: str, numbers: list[int], group: str) -> dict[int, int]:
         consumer = self._consumer
         if group:
             consumer = Consumer({**self._settings.common, "group.id": group, "enable.auto.commit": False})
         try:
             with kafka_errors(topic, self._watch):
-                places = consumer.committed(
-                    [TopicPartition(topic, number) for number in numbers], timeout=self._settings.timeout_s
-                )
+                places = self._committed(consumer, [TopicPartition(topic, number) for number in numbers])
         finally:
             if group:
                 consumer.close()

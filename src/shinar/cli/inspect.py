@@ -7,8 +7,9 @@ import base64
 import datetime
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shinar.cli.common import add_output, colours, emit
 from shinar.errors import ConfigError
@@ -52,18 +53,24 @@ def run(args: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _bodies(args: argparse.Namespace) -> Any:
+def _bodies(args: argparse.Namespace) -> Iterator[bytes]:
+    if args.file == "-":
+        yield from _split(sys.stdin.buffer, args.lines)
+        return
     try:
-        source = sys.stdin.buffer if args.file == "-" else Path(args.file).open("rb")
+        with Path(args.file).open("rb") as source:
+            yield from _split(source, args.lines)
     except OSError as exc:
         raise ConfigError(f"cannot be read: {exc.strerror}", setting=args.file) from None
-    with source:
-        if not args.lines:
-            yield source.read()
-            return
-        for line in source:
-            if line.strip():
-                yield line.rstrip(b"\r\n")
+
+
+def _split(source: IO[bytes], lines: bool) -> Iterator[bytes]:
+    if not lines:
+        yield source.read()
+        return
+    for line in source:
+        if line.strip():
+            yield line.rstrip(b"\r\n")
 
 
 def describe(body: bytes, **beside: Any) -> dict[str, Any]:

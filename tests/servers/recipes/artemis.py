@@ -1,4 +1,4 @@
-"""Apache ActiveMQ Artemis in a launcher of twenty lines; AMQP 1.0 and Core (JMS), security on, journal on disk."""
+"""Apache ActiveMQ Artemis in a small launcher; AMQP 1.0 and Core (JMS), security on, journal on disk."""
 
 from __future__ import annotations
 
