@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,7 @@ def test_poison_and_foreign_versions_stay(url: str, broker: Broker, ledger: Ledg
 def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
     plant(broker, "orders.dlq", "orders", 2)
     for generation in (1, 2):
+        time.sleep(0.01)  # jobs are listed by the millisecond they were made in
         assert Redrive(url, ledger=ledger).run().published == 2
         die(broker)
         ids = [letter.id or "" for letter in letters(broker, "orders.dlq")]
