@@ -37,9 +37,9 @@ GROUPS: dict[str, list[str]] = {
         "tests/integration/test_redrive_lake.py",
         "tests/chaos/test_spark_source.py",
         "tests/chaos/test_spark_cluster.py",
-        "tests/unit/pipeline",
         "tests/docs",
     ],
+    "tables": ["tests/unit/pipeline"],
     "chaos": [
         "tests/chaos",
         "--ignore=tests/chaos/test_spark_source.py",

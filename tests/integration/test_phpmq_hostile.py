@@ -188,7 +188,9 @@ def test_an_idle_client_that_once_spoke_is_left_alone(server: ServerThread, byst
 def test_a_flood_of_connections(server: ServerThread, bystander: Broker) -> None:
     """Silent connections make way for new ones; those that work are kept."""
     with Plain(server.url) as worker:
-        worker.send(Consume("jobs", 1))
+        worker.send(Consume("jobs", 2))
+        bystander.publish("jobs", [Outgoing(b"0")])
+        assert worker.next().content == b"0", "the server knows it as one that works"
         flood = [Plain(server.url) for _ in range(120)]
         with Plain(server.url) as late:
             late.send(Send("jobs", b"1"))

@@ -31,6 +31,8 @@ DEFAULT_PREFETCH: Final = 200
 #: A caller that needs longer for a batch than this gets no messages ahead: others could do them.
 _QUICK_S: Final = 0.1
 _BROWSE_BATCH: Final = 100
+#: A browser that gets nothing for this long has seen everything.
+_BROWSE_END_S: Final = 1.0
 _MANAGEMENT: Final = "activemq.management"
 #: Give up on an answer of the management address after this long; depth is then unknown.
 _MANAGEMENT_WAIT_S: Final = 5.0
@@ -139,7 +141,9 @@ class ArtemisBroker:
         left = limit
         try:
             while left is None or left > 0:
-                batch = engine.take(box, min(_BROWSE_BATCH, left or _BROWSE_BATCH), 0.0)
+                size = min(_BROWSE_BATCH, left or _BROWSE_BATCH)
+                # The server walks its queue in the background: nothing at once is not yet the end.
+                batch = engine.take(box, size, 0.0) or engine.take(box, size, _BROWSE_END_S)
                 if not batch:
                     return
                 left = None if left is None else left - len(batch)
