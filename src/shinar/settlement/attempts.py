@@ -12,6 +12,9 @@ _INT32_MAX: Final = 2**31 - 1
 
 def reconcile(traits: Traits, body_attempts: int, native_count: object, properties: Mapping[str, Any]) -> int:
     """The count before this delivery. Odd counts are ignored, never an error."""
+    first = traits.attempts == "max" and native_count == traits.count_base and body_attempts >= 0
+    if traits.attempts == "body" or first:
+        return body_attempts  # the first delivery, nearly always
     count = body_attempts
     if traits.attempts in ("property", "property_max"):
         stated = parse_count(properties.get(traits.attempts_property))

@@ -46,7 +46,7 @@ def process(
 ) -> Outcome | None:
     """None when it was handled; otherwise what happened instead. Never raises for what the body
     or the handler does."""
-    if gated(traits, delivery.properties):
+    if delivery.properties and gated(traits, delivery.properties):
         return Outcome(
             delivery, Event.VERSION_GATED, 0, policy, error="unsupported schema version (property)"
         )
