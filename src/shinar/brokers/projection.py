@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from shinar.brokers.contract import Facts, Outgoing
+from shinar.envelope.model import valid_identity
 
 APP_ID: Final = "babelqueue"
 CONTENT_TYPE: Final = "application/json"
@@ -133,9 +134,8 @@ def facts_of(body: bytes) -> Facts:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Facts()
     meta = found.meta if isinstance(found.meta, dict) else {}
-    job = _text(found.job)
     return Facts(
-        urn=job if job is not None and job.strip(" \t\n\v\f\r") else _text(found.urn),
+        urn=next((_text(name) for name in (found.job, found.urn) if valid_identity(name)), None),
         trace_id=_text(found.trace_id),
         id=_text(meta.get("id")),
         lang=_text(meta.get("lang")),

@@ -128,7 +128,7 @@ def policy_of(settings: Settings) -> Any:
 
 
 def _steps(args: argparse.Namespace, settings: Settings, metrics: Any) -> list[Any]:
-    from shinar.worker import idempotent, log_step, metrics_step, rate_limit, timeout
+    from shinar.worker import idempotent, log_step, metrics_step, rate_limit, timeout, validated
 
     steps: list[Any] = [metrics_step(metrics)]
     if settings["log_level"] in ("debug", "info") and settings["log_format"] == "json":
@@ -144,16 +144,5 @@ def _steps(args: argparse.Namespace, settings: Settings, metrics: Any) -> list[A
     if settings["registry"]:
         from shinar.schemas import Registry
 
-        steps.append(_validation(Registry.load(settings["registry"]).validate))
+        steps.append(validated(Registry.load(settings["registry"]).validate))
     return steps
-
-
-def _validation(validate: Any) -> Any:
-    def step(call: Any) -> Any:
-        def checked(message: Any, context: Any) -> Any:
-            validate(message.urn, message.data)
-            return call(message, context)
-
-        return checked
-
-    return step

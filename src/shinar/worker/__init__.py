@@ -1,7 +1,7 @@
 """The worker: handlers by URN over any broker, nothing lost in silence."""
 
 from shinar.worker.context import Context, GiveUp, Retry, bypass_external_effects, current, is_replay
-from shinar.worker.handlers import Handlers, Step
+from shinar.worker.handlers import Handlers, Step, validated
 from shinar.worker.health import Endpoint, Health
 from shinar.worker.limits import Limits, StopReason
 from shinar.worker.run import Report, Worker
@@ -27,4 +27,5 @@ __all__ = [
     "metrics_step",
     "rate_limit",
     "timeout",
+    "validated",
 ]

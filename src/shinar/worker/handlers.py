@@ -82,7 +82,7 @@ def compile_route(route: Route, steps: Iterable[Step], run_async: RunAsync) -> C
     """The route as one call: validation, then the worker's steps outside the route's own."""
     call = _plain_call(route.handler, run_async)
     if route.validate is not None:
-        call = _validated(call, route.validate)
+        call = validated(route.validate)(call)
     for step in reversed((*steps, *route.steps)):
         call = step(call)
     return call
@@ -106,12 +106,17 @@ def _plain_call(handler: Handler, run_async: RunAsync) -> Call:
     return call
 
 
-def _validated(call: Call, validate: Validate) -> Call:
-    def checked(message: Message, context: Context) -> object:
-        validate(message.urn, message.data)
-        return call(message, context)
+def validated(validate: Validate) -> Step:
+    """Check the payload before the handler sees it; a refusal is a failure like any other."""
 
-    return checked
+    def step(call: Call) -> Call:
+        def checked(message: Message, context: Context) -> object:
+            validate(message.urn, message.data)
+            return call(message, context)
+
+        return checked
+
+    return step
 
 
 def _takes_context(handler: Handler) -> bool:
