@@ -123,6 +123,8 @@ class _Run:
         self.pause_s = 0.0
         self.ask_again_s = 0.0
         self.next_renewal_s = 0.0
+        #: The next pause before connecting again; None while the broker answers.
+        self.retry_s: float | None = None
         #: Length of the leases this broker gives; None when they last as long as the connection.
         self.lease_s: float | None = None
         #: Lease ends after a renewal, by identity of the delivery in hand.
@@ -168,6 +170,7 @@ class _Run:
             return False
         wait_s = 0.0 if in_hand else self.watch.wait_s(IDLE_WAIT_S)
         batch = self.broker.reserve(self.w.queue, room, wait_s)
+        self._answered()
         self.w.health.polled(len(batch))
         if not batch:
             self.pause_s = min(1.0, max(0.02, 2 * self.pause_s))
@@ -244,22 +247,28 @@ class _Run:
         return broker
 
     def _reconnect(self, cause: ShinarError) -> bool:
-        """Try until the broker is back; says so once when it goes and once when it returns."""
-        self.w.health.connected(False)
-        log.warning("lost the broker, reconnecting: %s", cause, extra={"broker": self.broker.traits.name})
-        self.w.metrics.add("shinar_reconnects_total", queue=self.w.queue)
-        delay_s, longest_s = RECONNECT_S
-        while not self.w._stop.wait(delay_s * random.uniform(0.5, 1.0)):
-            delay_s = min(longest_s, 2 * delay_s)
+        """Connect again, with growing pauses; False when told to stop. Says once that the broker is gone,
+        and that it is back only when it has answered: some clients connect to nobody without an error."""
+        if self.retry_s is None:
+            self.retry_s = RECONNECT_S[0]
+            self.w.health.connected(False)
+            log.warning("lost the broker, reconnecting: %s", cause, extra={"broker": self.broker.traits.name})
+            self.w.metrics.add("shinar_reconnects_total", queue=self.w.queue)
+        while not self.w._stop.wait(self.retry_s * random.uniform(0.5, 1.0)):
+            self.retry_s = min(RECONNECT_S[1], 2 * self.retry_s)
             try:
-                self.broker.close()
+                with contextlib.suppress(BrokerError):  # a dead line needs no goodbye
+                    self.broker.close()
                 self.broker = self.settler.broker = connect(self.w._url, self.w._clock)
-                self.broker.depth(self.w.queue)  # a lazy client only notices now
             except ShinarError as exc:
                 if not exc.transient:
                     raise
                 continue
-            self.w.health.connected(True)
-            log.warning("the broker is back", extra={"broker": self.broker.traits.name})
             return True
         return False
+
+    def _answered(self) -> None:
+        if self.retry_s is not None:
+            self.retry_s = None
+            self.w.health.connected(True)
+            log.warning("the broker is back", extra={"broker": self.broker.traits.name})

@@ -331,7 +331,8 @@ def test_a_dead_letter_that_cannot_be_written_leaves_the_message_where_it_is(
 def test_the_worker_survives_a_broker_that_goes_away(bench: Bench, monkeypatch, caplog) -> None:
     from shinar.brokers.memory import MemoryBroker
 
-    plain, failures = MemoryBroker.reserve, iter([True] * 2)
+    # Two tries in vain are one absence; after an answer it goes away again.
+    plain, failures = MemoryBroker.reserve, iter([True, True, False, True])
 
     def flaky(self, *args):
         if next(failures, False):
@@ -346,6 +347,7 @@ def test_the_worker_survives_a_broker_that_goes_away(bench: Bench, monkeypatch, 
     assert metrics.value("shinar_reconnects_total") == 2
     lost = [r for r in caplog.records if "lost the broker" in r.message]
     assert len(lost) == 2, "said once each time it goes away"
+    assert len([r for r in caplog.records if "is back" in r.message]) == 2
 
 
 def test_metrics_count_every_outcome(bench: Bench) -> None:
