@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from shinar import Limits, Policy, Worker
 
@@ -11,8 +12,12 @@ from shinar import Limits, Policy, Worker
 def main(url: str, queue: str, path: str) -> None:
     out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+    pause_s = float(os.environ.get("HANDLE_S", "0"))
+
     def handle(message) -> None:
         os.write(out, b"%d\n" % message.data["n"])
+        if pause_s:
+            time.sleep(pause_s)
 
     limits = Limits(until_empty=True, empty_wait_s=float(os.environ.get("EMPTY_WAIT_S", "5")))
     worker = Worker(
