@@ -30,7 +30,8 @@ from shinar.errors import (
 pytestmark = pytest.mark.live("kafka")
 
 #: Far older than any tier: a tier that looked at it would not delay at all.
-CREATED_MS = 1_749_132_727_123
+#: Recent: a record stamped long ago is one the topic's retention may delete at any moment.
+CREATED_MS = int(time.time() * 1000) - 3_600_000
 
 
 def envelope(n: int = 0, **fields: object) -> bytes:
@@ -226,7 +227,7 @@ def test_a_busy_worker_does_not_hold_up_a_rebalance(kafka):
     busy, other = kafka.open(partitions=2), kafka.open(partitions=2)
     busy.publish(kafka.topic, [Outgoing(envelope(n), key=str(n).encode()) for n in range(40)])
     held = busy.reserve(kafka.topic, 1, 10)  # and now its handler runs, and nothing polls but the keeper
-    got = other.reserve(kafka.topic, 5, 15)
+    got = other.reserve(kafka.topic, 5, 60)
     assert got, "the partition came over though the busy one never called reserve again"
     assert len(busy.ack(held)) <= 1
     other.ack(got)
@@ -363,6 +364,20 @@ def test_the_record_carries_the_time_and_the_view_of_its_envelope(kafka):
         ("x-team", b"a"),
     ]
     assert abs(odd.timestamp()[1] - time.time() * 1000) < 60_000
+
+
+def test_an_old_message_is_not_stamped_into_the_reach_of_retention(kafka):
+    """A dead letter sent back after a week must not be deleted before somebody reads it."""
+    broker = kafka.open()
+    old_ms = CREATED_MS - 8 * 24 * 3_600_000
+    broker.publish(kafka.topic, [Outgoing(envelope(meta={"created_at": old_ms}))])
+    broker.move(
+        f"{kafka.topic}.dlq",
+        [(take(broker, kafka.topic, 1)[0], Outgoing(envelope(meta={"created_at": old_ms})))],
+    )
+    for topic in (kafka.topic, f"{kafka.topic}.dlq"):
+        (record,) = raw_records(kafka, topic, 1)
+        assert abs(record.timestamp()[1] - time.time() * 1000) < 60_000
 
 
 def test_a_topic_is_made_only_where_it_may_be(kafka):

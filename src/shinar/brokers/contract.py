@@ -62,6 +62,8 @@ class Delivery(msgspec.Struct, frozen=True):
     position: str = ""
     #: Why this broker's binding calls the body poison whatever it holds; "" when it does not.
     refused: str = ""
+    #: The broker says that it has handed this out before; None where it does not say, or counts instead.
+    redelivered: bool | None = None
 
 
 class Depth(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ from shinar.brokers.kafka_client import (
     OPTIONS,
     Record,
     Sender,
-    Topics,
     Watch,
     settings,
     tiers_of,
@@ -28,6 +27,7 @@ from shinar.brokers.kafka_feed import Feed
 from shinar.brokers.kafka_read import Reader, commit_group, offsets, read_range
 from shinar.brokers.kafka_record import new_record, parked, unparked
 from shinar.brokers.kafka_reinject import GROUP_SUFFIX, Reinjector
+from shinar.brokers.kafka_topics import Topics
 from shinar.brokers.projection import facts_of
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
@@ -99,7 +99,8 @@ class KafkaBroker:
         if any(message.delay_s > 0 for message in messages):
             self._send(queue, [self._record(queue, message, now_ms) for message in messages])
         else:
-            self._sender.send(queue, (new_record(queue, message, now_ms) for message in messages))
+            oldest_ms = self._topics.oldest_stamp_ms(queue, now_ms)
+            self._sender.send(queue, (new_record(queue, message, now_ms, oldest_ms) for message in messages))
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         feed = self._feeds.get(queue)
@@ -221,7 +222,7 @@ class KafkaBroker:
 
     def _record(self, queue: str, message: Outgoing, now_ms: int) -> Record:
         if message.delay_s <= 0:
-            return new_record(queue, message, now_ms)
+            return new_record(queue, message, now_ms, self._topics.oldest_stamp_ms(queue, now_ms))
         topic, tier = delay_record(queue, self._settings.tiers_ms, _ms(message.delay_s))
         _, body, key, headers, _ = new_record(queue, message, now_ms)
         return topic, body, key, parked(headers, tier), now_ms

@@ -1,20 +1,16 @@
-"""How Shinar talks to a Kafka cluster: settings from a URL, errors of librdkafka in our tree,
-topics made on first use, and a confirmed send. Knows nothing of groups, tiers or envelopes."""
+"""How Shinar talks to a Kafka cluster: settings from a URL, errors of librdkafka in our tree and a
+confirmed send. Knows nothing of groups, tiers or envelopes."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from shinar.brokers.url import BrokerUrl
 from shinar.errors import (
@@ -42,9 +38,6 @@ DEFAULT_BODY_BYTES: Final = 1_000_000
 DEFAULT_SESSION_S: Final = 10.0
 #: Room for headers and framing on top of the body.
 _FRAMING_BYTES: Final = 48_000
-#: How long a freshly made topic may take until it has a leader.
-_LEADER_WAIT_S: Final = 10.0
-_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 OPTIONS: Final = frozenset(
     {
@@ -75,7 +68,7 @@ _DENIED: Final = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError._SSL,
     }
 )  # fmt: skip
-_MISSING: Final = frozenset(
+MISSING: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
 _FULL: Final = frozenset({KafkaError.KAFKA_STORAGE_ERROR, KafkaError.THROTTLING_QUOTA_EXCEEDED})
@@ -93,7 +86,7 @@ def our_error(error: KafkaError, queue: str = "") -> BrokerError:
         return AccessDenied(
             f"{text}; check user, password, ?mechanism=, TLS and the ACLs", broker=BROKER, queue=queue
         )
-    if code in _MISSING:
+    if code in MISSING:
         return QueueMissing(
             "no such topic; create it, or leave ?declare= on so that Shinar does", broker=BROKER, queue=queue
         )
@@ -227,80 +220,6 @@ def group_config(settings: Settings, group: str, watch: Watch) -> dict[str, Any]
     if settings.incremental:
         return config | {"group.protocol": "consumer"}
     return config | {"session.timeout.ms": int(settings.session_timeout_s * 1000)}
-
-
-class Topics:
-    """Knows which topics exist, and makes those that do not unless told otherwise."""
-
-    def __init__(self, settings: Settings, watch: Watch) -> None:
-        self._settings = settings
-        self._watch = watch
-        self._known: set[str] = set()
-        self._admin: AdminClient | None = None
-
-    def ensure(self, topic: str) -> None:
-        if topic in self._known:
-            return
-        if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-            raise ConfigError(
-                f"{topic!r} is not a Kafka topic; use 1 to 249 of letters, digits, dot, dash, underscore"
-            )
-        if not self.exists(topic):
-            if not self._settings.declare:
-                raise QueueMissing(
-                    "no such topic and ?declare=false; create it first", broker=BROKER, queue=topic
-                )
-            self._create(topic)
-        self._known.add(topic)
-
-    def exists(self, topic: str) -> bool:
-        found = self._describe(topic)
-        return found.error is None or found.error.code() not in _MISSING
-
-    def partitions(self, topic: str) -> list[int]:
-        found = self._describe(topic)
-        if found.error is not None:
-            raise our_error(found.error, topic)
-        return sorted(found.partitions)
-
-    def forget(self, topic: str) -> None:
-        self._known.discard(topic)
-
-    def _client(self) -> AdminClient:
-        if self._admin is None:
-            with kafka_errors():
-                config: dict[str, Any] = {**self._settings.common, "error_cb": self._watch.note}
-                self._admin = AdminClient(config)
-        return self._admin
-
-    def _describe(self, topic: str) -> Any:
-        client = self._client()
-        with kafka_errors(topic, self._watch):
-            try:
-                found = client.list_topics(topic, timeout=self._settings.timeout_s).topics[topic]
-            finally:
-                client.poll(0)
-        self._watch.clear()
-        return found
-
-    def _create(self, topic: str) -> None:
-        new = NewTopic(topic, self._settings.partitions, self._settings.replication)
-        made = self._client().create_topics([new], operation_timeout=self._settings.timeout_s)[topic]
-        with kafka_errors(topic, self._watch):
-            try:
-                made.result(self._settings.timeout_s + 5)
-            except KafkaException as exc:
-                if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
-        deadline = time.monotonic() + _LEADER_WAIT_S
-        while time.monotonic() < deadline:
-            found = self._describe(topic)
-            if found.error is None and all(part.leader >= 0 for part in found.partitions.values()):
-                return
-            time.sleep(0.05)
-        raise BrokerUnavailable(
-            "the new topic has no leader yet; check the cluster's health", broker=BROKER, queue=topic
-        )
 
 
 class Sender:

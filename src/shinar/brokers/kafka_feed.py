@@ -293,6 +293,8 @@ class Feed:
     # -- rebalances (called by the client inside a poll)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
+        if self._closed:
+            return  # while a consumer closes nobody answers its questions
         stored = partitions
         with contextlib.suppress(KafkaException):  # then the client itself looks the offsets up
             stored = consumer.committed(partitions, timeout=self._settings.timeout_s) if partitions else []

@@ -8,8 +8,9 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from shinar.brokers.contract import Delivery
-from shinar.brokers.kafka_client import BROKER, Settings, Topics, Watch, kafka_errors, our_error, settings
+from shinar.brokers.kafka_client import BROKER, Settings, Watch, kafka_errors, our_error, settings
 from shinar.brokers.kafka_record import delivery_of
+from shinar.brokers.kafka_topics import Topics
 from shinar.brokers.registry import parse
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock

@@ -22,11 +22,12 @@ _FUTURE_MS: Final = 60_000
 RawHeaders = list[tuple[str, bytes | None]]
 
 
-def new_record(topic: str, message: Outgoing, now_ms: int) -> Record:
-    """A message as published: its record carries the time the envelope was made."""
+def new_record(topic: str, message: Outgoing, now_ms: int, oldest_ms: int = 0) -> Record:
+    """A message as published: its record carries the time the envelope was made, unless that lies so
+    far back that the topic's retention would take it from under its readers (`oldest_ms`)."""
     facts = message.facts or facts_of(message.body)
     created_ms = facts.created_at or 0
-    stamp_ms = created_ms if 0 < created_ms <= now_ms + _FUTURE_MS else 0
+    stamp_ms = created_ms if oldest_ms < created_ms <= now_ms + _FUTURE_MS else 0
     return topic, message.body, message.key, headers_of(facts, message.headers), stamp_ms
 
 

@@ -52,6 +52,7 @@ def traits(url: BrokerUrl) -> Traits:
         binding="rabbitmq",
         max_delay_s=MAX_DELAY_S,
         count_base=0 if _queue_type(url) == "quorum" else None,
+        marks_redelivery=True,
         browse=False,
     )
 
@@ -235,8 +236,8 @@ class RabbitBroker:
             headers=headers,
             properties={name: native[name] for name in NATIVE if name in native} | properties,
             native_count=int(count) if isinstance(count, int) else None,
+            redelivered=content.redelivered,
             received_ms=now_ms,
-            position=str(content.tag),
         )
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:

@@ -41,6 +41,7 @@ class Content(NamedTuple):
     #: Flags and values, as on the wire; see `properties_of`.
     properties: bytes
     body: bytes
+    redelivered: bool = False
 
 
 class Tap:
@@ -48,7 +49,7 @@ class Tap:
 
     def __init__(self, deliver: Callable[[Content], None]) -> None:
         self._deliver = deliver
-        self._head: tuple[int, bytes] | None = None
+        self._head: tuple[int, bytes, bool] | None = None
         self._properties = b""
         self._left = 0
         self._parts: list[bytes] = []
@@ -62,7 +63,9 @@ class Tap:
     def take(self, kind: int, payload: bytes) -> None:
         if self._head is None:
             after = 5 + payload[4]
-            self._head = (_NUMBER.unpack_from(payload, after)[0], payload[5:after])
+            # Behind the tag, eight bytes, the mark stands in the lowest bit.
+            second = bool(payload[after + _NUMBER.size] & 1)
+            self._head = (_NUMBER.unpack_from(payload, after)[0], payload[5:after], second)
             return
         if kind == _HEADER:
             self._left = _CONTENT.unpack_from(payload)[2]
@@ -71,10 +74,10 @@ class Tap:
             self._parts.append(payload)
             self._left -= len(payload)
         if self._left == 0:
-            (tag, consumer), self._head = self._head, None
+            (tag, consumer, second), self._head = self._head, None
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = []
-            self._deliver(Content(tag, consumer, self._properties, body))
+            self._deliver(Content(tag, consumer, self._properties, body, second))
 
 
 class Stream:

@@ -81,6 +81,7 @@ def traits(url: BrokerUrl) -> Traits:
         max_body_bytes=MAX_BODY_BYTES,
         lease_s=chosen.retry_after_s,
         lapse_counts=chosen.layout == "laravel",
+        lasting_lease=True,
         portable_receipts=True,
         atomic_move=not chosen.hash_tags,
         release_to="back",

@@ -91,6 +91,11 @@ def connect(url: str | BrokerUrl, clock: Clock = SYSTEM) -> Broker:
     return opened
 
 
+def known_options(url: BrokerUrl) -> frozenset[str]:
+    """Names the broker of this URL takes behind the question mark."""
+    return _load(_row(url.scheme)).OPTIONS
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The log behind a broker whose Traits say `replayable`, read by offsets and outside any group."""

@@ -64,6 +64,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         gate_property="bq-schema-version",
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=1),
+        lasting_lease=not url.flag("sessions"),
         portable_receipts=not url.flag("sessions"),
         release_counts=True,
         release_delay=False,

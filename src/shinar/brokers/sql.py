@@ -49,6 +49,7 @@ def traits(url: BrokerUrl) -> Traits:
         attempts="max",
         count_base=0,
         lease_s=url.number("lease_s", LEASE_S, least=0.001),
+        lasting_lease=True,
         portable_receipts=True,
         atomic_move=True,
         release_counts=True,

@@ -81,6 +81,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=1,
         gate_property="bq-schema-version",
         lease_s=_lease_s(url),
+        lasting_lease=True,
         portable_receipts=True,
         release_counts=True,
         browse=False,
