@@ -429,3 +429,19 @@ def test_the_public_sdk_and_we_read_each_other(server, broker, name):
         assert received.body.encode() == body
         sdk.ack(received)
         sdk.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_long_life_of_one_receiver(server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK allows 10,000 answers of the management node and never more; here 1,100, to be quicker."""
+    monkeypatch.setattr("azure.servicebus._pyamqp.link.DEFAULT_LINK_CREDIT", 1_100)
+    broker = connect(server.url)
+    try:
+        broker.publish(name, [Outgoing(envelope(n)) for n in range(3)])
+        held = broker.reserve(name, 1, 5.0)
+        for _ in range(700):
+            assert broker.extend(held, 5.0) == ()
+            assert len(list(broker.browse(name, 1))) == 1
+        assert broker.ack(held) == ()
+    finally:
+        broker.close()

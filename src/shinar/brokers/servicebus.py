@@ -18,7 +18,14 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from shinar.brokers import servicebus_wire as wire
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.recent import Recent
-from shinar.brokers.servicebus_client import MAX_BODY_BYTES, driver_errors, open_client, renew, settle
+from shinar.brokers.servicebus_client import (
+    MAX_BODY_BYTES,
+    allow_answers,
+    driver_errors,
+    open_client,
+    renew,
+    settle,
+)
 from shinar.brokers.servicebus_sessions import Sessions
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
@@ -254,7 +261,9 @@ class ServiceBusBroker:
         after, left = 0, limit
         while left is None or left > 0:
             with driver_errors(queue):
-                seen = self._receiver(queue).peek_messages(PEEK, sequence_number=after + 1)
+                receiver = self._receiver(queue)
+                allow_answers(receiver)
+                seen = receiver.peek_messages(PEEK, sequence_number=after + 1)
             if not seen:
                 return
             now_ms = self._clock.epoch_ms()

@@ -1,7 +1,7 @@
 """The SDK's client of a servicebus:// URL, its errors in Shinar's tree, and batch settlement.
 
 The public SDK settles one message a round trip. The service takes any number of lock tokens in one
-request; the SDK has that request too, under the three private names used here and nowhere else.
+request; the SDK has that request too, under the private names used here and nowhere else.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ from shinar.errors import (
 MAX_BODY_BYTES: Final = 256 * 1024
 #: Lock tokens in one request: well under what its answer and the service's frame hold.
 SETTLE_BATCH: Final = 200
+#: The SDK allows the service 10,000 answers when it opens this link, and never again (7.15): the request
+#: after that waits for ever. Below so many they are allowed anew.
+FEW_ANSWERS: Final = 1_000
 #: The emulator's well-known credentials.
 _EMULATOR: Final = ("RootManageSharedAccessKey", "SAS_KEY_VALUE")
 
@@ -126,11 +129,21 @@ def driver_errors(queue: str = "") -> Iterator[None]:
         raise BrokerError(f"{type(exc).__name__}: {str(exc)[:200]}", **place) from exc
 
 
+def allow_answers(receiver: ServiceBusReceiver) -> None:
+    """Before every request to the management node: see FEW_ANSWERS."""
+    handler: Any = receiver._handler
+    for node in list(handler._mgmt_links.values()) if handler is not None else ():
+        answers = node._mgmt_link._response_link
+        if answers.current_link_credit < FEW_ANSWERS:
+            answers.flow()
+
+
 def settle(how: Disposition, receiver: ServiceBusReceiver, tokens: Sequence[str], **details: str) -> set[str]:
     """Settle the locks; those that were lost. `details` are the reason and description of a dead letter."""
     named = {f"deadletter-{name}": text for name, text in details.items()} or None
 
     def request(part: Sequence[str]) -> None:
+        allow_answers(receiver)
         receiver._do_retryable_operation(
             receiver._settle_message_via_mgmt_link,
             settlement=how,
@@ -144,6 +157,7 @@ def settle(how: Disposition, receiver: ServiceBusReceiver, tokens: Sequence[str]
 def renew(receiver: ServiceBusReceiver, tokens: Sequence[str]) -> set[str]:
     if receiver.session:  # None without sessions, whatever its annotation says
         # One lock for the whole session.
+        allow_answers(receiver)
         try:
             receiver.session.renew_lock()
         except SessionLockLostError:
@@ -151,6 +165,7 @@ def renew(receiver: ServiceBusReceiver, tokens: Sequence[str]) -> set[str]:
         return set()
 
     def request(part: Sequence[str]) -> None:
+        allow_answers(receiver)
         renewed: Any = receiver._renew_locks  # annotated for text, called with UUIDs by the SDK itself
         renewed(*(uuid.UUID(token) for token in part))
 
