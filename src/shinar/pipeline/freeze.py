@@ -1,8 +1,8 @@
 """The executor's half of a frozen batch: reserve, write, publish, and only then acknowledge.
 
 A crash before the publish leaves everything with the broker. A crash after it leaves everything in the
-segment; what the broker then hands out again is found by its `meta.id` further down. Knows the broker
-contract only, and no Spark.
+segment; what the broker then hands out again is known (`owed`) and dropped. Knows the broker contract only,
+and no Spark.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from shinar.brokers.contract import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import ShinarError
+from shinar.errors import BrokerUnavailable, ShinarError
 from shinar.pipeline.options import StreamOptions
+from shinar.pipeline.owed import Owed, stamp, tells_seconds
 from shinar.pipeline.rows import chunk_of, deliveries_of
 from shinar.pipeline.segments import Attempt, Place, read_left_attempt, read_segment
 
@@ -51,7 +52,7 @@ class Share:
 def frozen_rows(share: Share, options: StreamOptions, clock: Clock = SYSTEM) -> Iterator[pa.RecordBatch]:
     """The rows of this share: frozen now, or by whoever was here before."""
     if share.place.segment.exists():
-        _settle_again(share.place, options)
+        _settle_again(share.place, options, clock)
     else:
         _freeze(share, options, clock)
     for chunk in read_segment(share.place.segment):
@@ -73,13 +74,13 @@ def _freeze(share: Share, options: StreamOptions, clock: Clock) -> None:
 
 
 def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
-    broker = options.url.connect()
+    broker = options.url.connect_lasting()
     try:
         attempt = Attempt(share.place)
         taken: list[Delivery] = []
         won = False
         try:
-            _fill(_Taking(broker, taken, clock), attempt, share, options)
+            _fill(_Taking(broker, taken, Owed(share.place, broker.traits), clock), attempt, share, options)
             won = attempt.publish()
         finally:
             if not won:
@@ -94,9 +95,10 @@ def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
 class _Taking:
     """Reserves for one attempt and keeps the leases alive meanwhile."""
 
-    def __init__(self, broker: Broker, taken: list[Delivery], clock: Clock) -> None:
+    def __init__(self, broker: Broker, taken: list[Delivery], owed: Owed, clock: Clock) -> None:
         self.broker = broker
         self._taken = taken
+        self._owed = owed
         self._clock = clock
         #: Shortest lease seen; None while they last as long as the connection.
         self._lease_s: float | None = None
@@ -111,7 +113,7 @@ class _Taking:
         count = len(self._taken)
         fits = CHUNK_BYTES * count // max(self._bytes, 1) if count else FIRST_ROWS
         wait_s = NEXT_WAIT_S if count else FIRST_WAIT_S
-        got = self.broker.reserve(queue, min(most, max(fits, 1), MOST_ROWS), wait_s)
+        got = self._news(queue, min(most, max(fits, 1), MOST_ROWS), wait_s)
         self._taken += got
         self._bytes += sum(len(delivery.body) for delivery in got)
         for delivery in got:
@@ -120,13 +122,36 @@ class _Taking:
                 self._lease_s = min(lease_s, self._lease_s or lease_s)
         return got
 
+    def _news(self, queue: str, most: int, wait_s: float) -> list[Delivery]:
+        """What is not in a segment yet; empty only when the queue is."""
+        while got := self.broker.reserve(queue, most, wait_s):
+            with self._owed.sifted(got) as (news, again):
+                if again:
+                    log.info("%d messages came again that are frozen already", len(again))
+                    self.broker.ack(again)
+            if news:
+                return news
+        return []
+
     def keep(self) -> None:
         """Extend what is held before a third of its lease has gone."""
-        if self._lease_s is None or self._clock.monotonic_s() - self._kept_s < self._lease_s / 3:
-            return
-        lapsed = self.broker.extend(self._taken, self._lease_s)
+        if self._lease_s is not None and self._clock.monotonic_s() - self._kept_s >= self._lease_s / 3:
+            self._extend()
+
+    def check(self) -> None:
+        """All of it is still ours. Otherwise somebody else freezes it, and the rows would be there twice."""
+        self.keep()
+        if self._taken and not self.broker.traits.lasting_lease:
+            self._extend()
+
+    def _extend(self) -> None:
+        lapsed = self.broker.extend(self._taken, self._lease_s or 0.0)
         if lapsed:
-            log.warning("%d leases ended while the batch was being frozen", len(lapsed))
+            raise BrokerUnavailable(
+                f"{len(lapsed)} reservations ended while a batch was being frozen",
+                broker=self.broker.traits.name,
+                queue=lapsed[0].queue,
+            )
         self._kept_s = self._clock.monotonic_s()
 
 
@@ -148,7 +173,7 @@ def _fill(taking: _Taking, attempt: Attempt, share: Share, options: StreamOption
         taking.keep()
     if pending:
         attempt.write(chunk_of(pending, traits, options.include_headers))
-    taking.keep()
+    taking.check()
 
 
 def _give_back(broker: Broker, taken: list[Delivery]) -> None:
@@ -162,36 +187,52 @@ def _give_back(broker: Broker, taken: list[Delivery]) -> None:
 
 def _acknowledge(broker: Broker, place: Place, taken: list[Delivery]) -> None:
     try:
-        lapsed = sum(len(broker.ack(part)) for part in _parts(taken))
+        lapsed = [delivery for part in _parts(taken) for delivery in broker.ack(part)]
+        if taken and not broker.traits.portable_receipts:
+            # Such a broker does not answer an ack. The next answer on the connection shows that it arrived.
+            broker.depth(taken[-1].queue)
     except ShinarError as exc:
         # They are safe in the segment. Whoever reads it next, or commits it, acknowledges them again.
         log.warning("batch %d is frozen but not acknowledged yet: %s", place.batch, exc)
         return
     if lapsed:
-        log.warning("%d messages of batch %d will come again: their lease had ended", lapsed, place.batch)
+        log.warning("%d messages of batch %d may come again: their lease had ended", len(lapsed), place.batch)
+        Owed(place, broker.traits).add(place, map(_stamp, lapsed))
     place.mark_settled()
 
 
-def _settle_again(place: Place, options: StreamOptions) -> None:
+def _settle_again(place: Place, options: StreamOptions, clock: Clock) -> None:
     """A crash may have come between publish and ack: repeat the ack, as far as receipts travel."""
     if options.ack_mode == "never" or place.settled.exists() or not options.url.traits().portable_receipts:
         return
     try:
-        broker = options.url.connect()
+        broker = options.url.connect_lasting()
         try:
-            settle_segment(broker, place)
+            settle_segment(broker, place, clock)
         finally:
             broker.close()
     except ShinarError as exc:
         log.warning("batch %d is not acknowledged yet: %s", place.batch, exc)
 
 
-def settle_segment(broker: Broker, place: Place) -> None:
+def settle_segment(broker: Broker, place: Place, clock: Clock) -> None:
     """Acknowledge all of a published segment, from whichever process. Idempotent."""
+    lapsed: list[Delivery] = []
     for chunk in read_segment(place.segment):
         for part in _parts(deliveries_of(chunk)):
-            broker.ack(part)
+            lapsed += broker.ack(part)
+    # Either they were acknowledged before, which is usual, or the broker hands them out again. A lease that
+    # has not ended yet speaks for the first; where the broker marks second deliveries, we need not guess.
+    if not tells_seconds(broker.traits):
+        over_ms = clock.epoch_ms() - (broker.traits.lease_s or 0.0) * 1000
+        lapsed = [delivery for delivery in lapsed if delivery.received_ms < over_ms]
+    if lapsed:
+        Owed(place, broker.traits).add(place, map(_stamp, lapsed))
     place.mark_settled()
+
+
+def _stamp(delivery: Delivery) -> bytes:
+    return stamp(delivery.queue, delivery.position, delivery.body)
 
 
 def release_attempt(broker: Broker, path: Path, segments: Sequence[Path]) -> None:

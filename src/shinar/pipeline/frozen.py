@@ -18,6 +18,7 @@ from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, StoreError
 from shinar.pipeline.freeze import PATIENCE_S, Share, release_attempt, settle_segment
 from shinar.pipeline.options import StreamOptions
+from shinar.pipeline.owed import Owed, segment_stamps
 from shinar.pipeline.segments import Landing, row_count
 
 log: Final = logging.getLogger("shinar.pipeline")
@@ -122,6 +123,7 @@ class Planner:
             self._landing = Landing(home / epoch)
             # The last batch of the run before never had its commit.
             self._sweep(self._landing, done)
+            Owed(self._landing.place(done, 0), self._options.url.traits()).forget_old()
         return self._landing
 
     def _sweep(self, landing: Landing, upto: int) -> None:
@@ -141,9 +143,12 @@ class Planner:
             return
         broker = self._watch.broker()
         if not broker.traits.portable_receipts:
+            for place in open_places:
+                Owed(place, broker.traits).add(place, segment_stamps(place.segment))
+                place.mark_settled()
             return
         for place in open_places:
-            settle_segment(broker, place)
+            settle_segment(broker, place, self._clock)
         for path in left:
             release_attempt(broker, path, [place.segment for place in places])
 
@@ -221,7 +226,7 @@ class DepthWatch:
 
     def broker(self) -> Broker:
         if self._broker is None:
-            self._broker = self._options.url.connect()
+            self._broker = self._options.url.connect_lasting()
         return self._broker
 
     def look(self, *, patient: bool) -> dict[str, Depth]:

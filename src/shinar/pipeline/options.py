@@ -10,12 +10,12 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from shinar.brokers.contract import Broker
-from shinar.brokers.registry import connect, parse, traits
+from shinar.brokers.registry import connect, known_options, parse, traits
 from shinar.brokers.url import SECRET_OPTIONS, BrokerUrl
 from shinar.errors import ConfigError
 from shinar.settlement.traits import Traits
@@ -90,6 +90,14 @@ class UrlRef:
 
     def connect(self) -> Broker:
         return connect(self.url())
+
+    def connect_lasting(self) -> Broker:
+        """Reservations outlive the connection, where the broker offers that and the URL does not refuse: the
+        task that froze a batch may be dead when somebody else acknowledges it."""
+        url = self.url()
+        if "hold" in known_options(url) and "hold" not in url.options:
+            url = replace(url, options={**url.options, "hold": "lease"})
+        return connect(url)
 
     def traits(self) -> Traits:
         return traits(self.url())

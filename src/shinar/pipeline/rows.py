@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -45,16 +45,24 @@ def deliveries_of(chunk: Chunk) -> list[Delivery]:
     if chunk.packed is None:
         return []
     rows = zip(
-        chunk.rows.column("body").to_pylist(),
-        chunk.rows.column("queue").to_pylist(),
-        chunk.rows.column("position").to_pylist(),
+        stamps_of(chunk.rows),
+        chunk.rows.column("received_at").cast(pa.int64()).to_pylist(),
         chunk.receipts(),
         strict=True,
     )
     return [
-        Delivery(body=body, queue=queue, position=position or "", receipt=receipt)
-        for body, queue, position, receipt in rows
+        Delivery(
+            body=body, queue=queue, position=position, receipt=receipt, received_ms=(received_us or 0) // 1000
+        )
+        for (queue, position, body), received_us, receipt in rows
     ]
+
+
+def stamps_of(rows: pa.RecordBatch) -> Iterator[tuple[str, str, bytes]]:
+    """What names each message: queue, position ("" where the broker gives none) and bytes."""
+    columns = (rows.column(name).to_pylist() for name in ("queue", "position", "body"))
+    for queue, position, body in zip(*columns, strict=True):
+        yield queue, position or "", body
 
 
 def _one_or_many(texts: list[str]) -> pa.Array:

@@ -5,6 +5,7 @@
                            part-0000.settled    its messages are acknowledged
         attempts/7-0-<attempt>.arrow            what an attempt has taken so far, before it wins or loses
         gone/  kept/                            batches on their way out, or kept for replay
+        owed/                                   frozen messages whose ack did not take; see `owed`
         committed                               number of the last batch the sink is done with
 
 Only the driver makes a batch's folder and only the driver takes it away (by one rename), so an attempt that
@@ -167,10 +168,7 @@ class Landing:
         """The sink is done with this batch. Remember it, fence it off, then delete or keep the segments."""
         folder = self.place(batch, 0).folder
         if self.committed() < batch:
-            mark = self._root / "committed.new"
-            mark.write_text(str(batch))
-            _fsync(mark)
-            mark.replace(self._root / "committed")
+            write_durably(self._root / "committed", str(batch).encode())
         target = self._root / ("kept" if keep else "gone") / folder.name
         target.parent.mkdir(exist_ok=True)
         if folder.is_dir():
@@ -204,6 +202,15 @@ def read_left_attempt(path: Path | str) -> Iterator[Chunk]:
 
 def row_count(path: Path | str) -> int:
     return sum(chunk.rows.num_rows for chunk in read_segment(path))
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """All of it or nothing, and still there after a power cut."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    draft.write_bytes(data)
+    _fsync(draft)
+    draft.replace(path)
+    _fsync(path.parent)
 
 
 def _fsync(path: Path) -> None:

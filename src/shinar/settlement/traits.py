@@ -56,12 +56,16 @@ class Traits:
     attempts: AttemptsRule = "body"
     #: What the broker's own count says on the first delivery; None when it has no count.
     count_base: int | None = None
+    #: `Delivery.redelivered` is filled: a broker without a count, but with a mark.
+    marks_redelivery: bool = False
     #: Name of the property that carries the schema version; None where there is no gate.
     gate_property: str | None = None
     #: Name of the property that carries the attempts; only read under a `property` rule.
     attempts_property: str = "bq-attempts"
     #: Seconds a reservation lasts unless extended; None when it ends with the connection only.
     lease_s: float | None = None
+    #: A reservation ends by time alone: it outlives connections, and restarts of the server.
+    lasting_lease: bool = False
     #: ack, release and extend work from another process that holds the pickled receipt.
     portable_receipts: bool = False
     #: `move` publishes the copy and settles the original in one atomic step.
