@@ -178,10 +178,8 @@ def test_refusals(place):
 
 
 def test_nobody_at_the_address():
-    broker = connect("pulsar://127.0.0.1:9/?timeout_s=2")
-    with pytest.raises(BrokerUnavailable):
-        broker.publish("q", [Outgoing(b"{}")])
-    broker.close()
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:9"):
+        connect("pulsar://127.0.0.1:9")
 
 
 def test_a_restarted_server_is_found_again_and_loses_nothing(place):
@@ -221,10 +219,8 @@ def test_tls_with_a_checked_certificate(server):
     broker.publish(queue, [Outgoing(envelope())])
     broker.ack(take(broker, queue, 1))
     broker.close()
-    stranger = connect(f"{server.url}/?timeout_s=3")
-    with pytest.raises(BrokerError):
-        stranger.publish(queue, [Outgoing(envelope())])
-    stranger.close()
+    with pytest.raises(BrokerUnavailable, match="certificate"):
+        connect(server.url)
 
 
 def test_the_public_sdk_reads_what_we_write_and_we_what_it_writes(place):

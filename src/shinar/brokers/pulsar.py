@@ -17,6 +17,7 @@ from shinar.brokers.contract import NOTHING, Broker, Delivery, Depth, Lapsed, Ou
 from shinar.brokers.projection import contract_properties, project, user_headers
 from shinar.brokers.pulsar_admin import Admin
 from shinar.brokers.pulsar_client import BROKER, Parcel, open_client, pulsar_errors, send_all
+from shinar.brokers.pulsar_hello import greet
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import (
@@ -91,6 +92,7 @@ class PulsarBroker:
         self._admin = (
             Admin(url.option("admin"), url.option("token"), self._timeout_s) if url.option("admin") else None
         )
+        greet(url, self._timeout_s)
         self._client = open_client(url, self._timeout_s)
         self._producers: dict[str, Any] = {}
         self._consumers: dict[str, Any] = {}
