@@ -20,6 +20,7 @@ __all__ = [
     "ServerMissing",
     "acquire",
     "start_private",
+    "start_with_login",
     "summary",
     "with_queue",
 ]
@@ -92,6 +93,15 @@ def start_private(name: str, *, tls: bool = False) -> Server:
         certificates = make_certificates(home / "tls")
     plan = recipe.plan(home, certificates)
     server = Server(name=name, home=home, plan=plan, tls=certificates)
+    server.start()
+    return server
+
+
+def start_with_login(name: str) -> Server:
+    """A server of one's own that asks for credentials, where the shared one does not: kafka, pulsar."""
+    home = new_home(f"{name}-login")
+    plan = importlib.import_module(f"servers.recipes.{name}").plan_with_login(home)
+    server = Server(name=name, home=home, plan=plan)
     server.start()
     return server
 

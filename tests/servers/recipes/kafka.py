@@ -14,6 +14,8 @@ from servers.tls import Certificates
 
 #: Any 16 bytes in base64.
 CLUSTER = "c2hpbmFyLXRlc3QtMDAwMQ"
+#: Of `plan_with_login`: PLAIN and SCRAM-SHA-256 know the same user.
+USER, PASSWORD = "shinar", "sesame-kafka"
 #: ApiVersions v0, correlation 7, without a client id; the answer begins with its length.
 HELLO = b"\x00\x00\x00\x0a\x00\x12\x00\x00\x00\x00\x00\x07\xff\xff"
 
@@ -24,19 +26,48 @@ def plan(home: Path, tls: Certificates | None) -> Plan:
     except ServerMissing as exc:
         return mock_plan(home, tls, exc)
     port, controller_port = free_port(), free_port()
+    return run_plan(home, program, class_path, port, properties(home, port, controller_port, tls), tls)
+
+
+def plan_with_login(home: Path) -> Plan:
+    """A server that asks for user and password (SASL)."""
+    program, class_path = java("kafka")
+    port, controller_port = free_port(), free_port()
+    text = properties(home, port, controller_port, None).replace("PLAINTEXT://", "SASL_PLAINTEXT://")
+    text = text.replace("PLAINTEXT:PLAINTEXT\n", "SASL_PLAINTEXT:SASL_PLAINTEXT\n")
+    text = text.replace("listener.name=PLAINTEXT", "listener.name=SASL_PLAINTEXT")
+    login = f'username="{USER}" password="{PASSWORD}" user_{USER}="{PASSWORD}"'
+    modules, listener = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
+    text += "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256\nsasl.mechanism.inter.broker.protocol=PLAIN\n"
+    text += f"{listener}.plain.sasl.jaas.config={modules}.plain.PlainLoginModule required {login};\n"
+    text += f"{listener}.scram-sha-256.sasl.jaas.config={modules}.scram.ScramLoginModule required;\n"
+    return run_plan(home, program, class_path, port, text, None, login=True)
+
+
+def run_plan(
+    home: Path,
+    program: str,
+    class_path: str,
+    port: int,
+    text: str,
+    tls: Certificates | None,
+    login: bool = False,
+) -> Plan:
     config = home / "server.properties"
-    config.write_text(properties(home, port, controller_port, tls))
+    config.write_text(text)
     run = [program, *JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path]
     form = [*run, "kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER, "-c", str(config)]
+    if login:
+        form += ["--add-scram", f"SCRAM-SHA-256=[name={USER},password={PASSWORD}]"]
     done = subprocess.run(form, check=False, capture_output=True, text=True, env=clean_env(home))
     if done.returncode:
         raise ServerBroken(f"kafka storage format: {done.stdout}\n{done.stderr}")
     return Plan(
         argv=[run[0], "-Xmx384m", *run[1:], "kafka.Kafka", str(config)],
-        url=f"kafka://127.0.0.1:{port}",
+        url=f"kafka://{USER}:{PASSWORD}@127.0.0.1:{port}" if login else f"kafka://127.0.0.1:{port}",
         port=port,
         version=version_of("kafka", "kafka_2.13"),
-        ready=partial(has_broker, port, tls),
+        ready=partial(has_broker, port, tls, login),
     )
 
 
@@ -85,7 +116,7 @@ def properties(home: Path, port: int, controller_port: int, tls: Certificates | 
     return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
-def has_broker(port: int, tls: Certificates | None) -> bool:
+def has_broker(port: int, tls: Certificates | None, login: bool = False) -> bool:
     """The port opens before the broker is let into its own cluster: ask for the cluster."""
     try:
         from confluent_kafka import KafkaException
@@ -95,6 +126,9 @@ def has_broker(port: int, tls: Certificates | None) -> bool:
     options = {"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0, "error_cb": lambda _error: None}
     if tls:
         options |= {"security.protocol": "SSL", "ssl.ca.location": str(tls.ca)}
+    if login:
+        options |= {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
+        options |= {"sasl.username": USER, "sasl.password": PASSWORD}
     try:
         cluster = AdminClient(options).list_topics(timeout=2.0)
     except KafkaException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import importlib.metadata
 import importlib.util
 import json
@@ -33,13 +35,40 @@ LOGGING = """<Configuration status="WARN">
 """
 
 
+#: Of `plan_with_login`: the key the server checks tokens with.
+KEY = b"0123456789abcdef0123456789abcdef"
+
+
 def plan(home: Path, tls: Certificates | None) -> Plan:
     try:
         program, class_path = java("pulsar")
     except ServerMissing as exc:
         return lite_plan(home, tls, exc)
+    return run_plan(home, program, class_path, tls)
+
+
+def plan_with_login(home: Path) -> Plan:
+    """A server that asks for a token (JWT, HS256 by `KEY`)."""
+    program, class_path = java("pulsar")
+    return run_plan(home, program, class_path, None, login=True)
+
+
+def token(role: str, key: bytes = KEY) -> str:
+    def part(value: bytes) -> str:
+        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+    signed = f"{part(json.dumps({'alg': 'HS256'}).encode())}.{part(json.dumps({'sub': role}).encode())}"
+    return f"{signed}.{part(hmac.digest(key, signed.encode(), 'sha256'))}"
+
+
+def run_plan(
+    home: Path, program: str, class_path: str, tls: Certificates | None, login: bool = False
+) -> Plan:
     port, web_port, bookie_port, tls_port = free_port(), free_port(), free_port(), free_port()
-    (home / "standalone.conf").write_text(properties(port, web_port, tls_port, tls))
+    text = properties(port, web_port, tls_port, tls)
+    if login:
+        text += login_properties()
+    (home / "standalone.conf").write_text(text)
     (home / "log4j2.xml").write_text(LOGGING)
     options = [*JVM, "-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=384m"]
     options += [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
@@ -58,7 +87,7 @@ def plan(home: Path, tls: Certificates | None) -> Plan:
         url=f"pulsar+ssl://127.0.0.1:{tls_port}" if tls else f"pulsar://127.0.0.1:{port}",
         port=tls_port if tls else port,
         version=version_of("pulsar", "pulsar-broker"),
-        ready=partial(has_namespace, web_port),
+        ready=partial(has_namespace, web_port, token("admin") if login else ""),
     )
 
 
@@ -107,12 +136,26 @@ def properties(port: int, web_port: int, tls_port: int, tls: Certificates | None
     return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
-def has_namespace(web_port: int) -> bool:
+def login_properties() -> str:
+    lines = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "tokenSecretKey": f"data:;base64,{base64.b64encode(KEY).decode()}",
+        "superUserRoles": "admin",
+        "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+        "brokerClientAuthenticationParameters": f"token:{token('admin')}",
+    }
+    return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+
+def has_namespace(web_port: int, token: str = "") -> bool:
     """The default namespace is made last."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     address = f"http://127.0.0.1:{web_port}/admin/v2/namespaces/public"
     try:
-        with opener.open(address, timeout=5.0) as reply:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with opener.open(urllib.request.Request(address, headers=headers), timeout=5.0) as reply:
             return "public/default" in json.load(reply)
     except urllib.error.HTTPError:
         return False
