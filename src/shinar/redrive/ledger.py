@@ -333,9 +333,11 @@ class Ledger:
         sql = (
             "SELECT COUNT(*) FROM shinar_redrive_lines l WHERE l.job = %s AND l.id <> '' "
             "AND l.state IN ('published', 'acked') AND EXISTS (SELECT 1 FROM shinar_redrive_lines m "
-            "WHERE m.job > l.job AND m.id = CASE WHEN l.new_id = '' THEN l.id ELSE l.new_id END)"
+            "JOIN shinar_redrive_jobs j ON j.id = m.job WHERE j.created_ms > %s "
+            "AND m.id = CASE WHEN l.new_id = '' THEN l.id ELSE l.new_id END)"
         )
-        return int(self._rows(sql, (job_id,))[0][0])
+        made = self._rows("SELECT created_ms FROM shinar_redrive_jobs WHERE id = %s", (job_id,))
+        return int(self._rows(sql, (job_id, made[0][0]))[0][0]) if made else 0
 
     # -- statements
 

@@ -57,8 +57,11 @@ class Letter(msgspec.Struct, frozen=True):
 
     @property
     def at_ms(self) -> int | None:
-        """When it died; a record without a block is as old as the broker says."""
-        return self.failed_ms if self.failed_ms is not None else (self.delivery.received_ms or None)
+        """When it died. What has no block (the broker itself moved it) died after it was made, and before
+        it was read: the first of these does not change with every look."""
+        if self.failed_ms is not None:
+            return self.failed_ms
+        return self.created_ms or self.delivery.received_ms or None
 
     @property
     def fingerprint(self) -> str:

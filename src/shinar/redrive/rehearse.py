@@ -15,15 +15,16 @@ from typing import Any
 import msgspec
 
 from shinar.brokers import Delivery, connect
-from shinar.envelope import judge
 from shinar.envelope.fingerprint import error_template
 from shinar.redrive.job import Redrive
 from shinar.redrive.letters import Letter, Nature
 from shinar.redrive.look import letters
 from shinar.redrive.send import BYPASS, copy_of
-from shinar.worker import Context, GiveUp, Handlers, Retry
-from shinar.worker.context import enter_context
-from shinar.worker.handlers import Call, compile_route
+from shinar.settlement import DEFAULT_POLICY, Traits
+from shinar.worker import Handlers
+from shinar.worker.context import leave_context
+from shinar.worker.handlers import compile_route
+from shinar.worker.process import Target, process
 
 
 class Rehearsal(msgspec.Struct):
@@ -52,13 +53,16 @@ def rehearse(
     result = Rehearsal()
     broker = connect(redrive.url)
     with asyncio.Runner() as runner:
-        calls = {urn: compile_route(route, (), _run_with(runner)) for urn, route in routes.items()}
+        targets = {
+            urn: Target(*compile_route(route, (), _run_with(runner)), DEFAULT_POLICY)
+            for urn, route in routes.items()
+        }
         try:
             found = letters(broker, redrive.queue, reserve=reserve)
             with closing(found):
                 meant = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
                 for letter in islice(meant, sample):
-                    result.add(_run(calls, letter))
+                    result.add(_run(targets, broker.traits, letter))
         finally:
             broker.close()
     return result
@@ -71,29 +75,19 @@ def _run_with(runner: asyncio.Runner) -> Any:
     return run
 
 
-def _run(calls: Mapping[str, Call], letter: Letter) -> str:
+def _run(targets: Mapping[str, Target], traits: Traits, letter: Letter) -> str:
     """ "" when the handler is content, else its error without the variable parts."""
-    body = copy_of(letter)
-    message = judge(body).message
-    assert message is not None, "only envelopes are rehearsed"
-    call = calls.get(message.urn)
-    if call is None:
-        return f"no handler for {message.urn}"
     delivery = Delivery(
-        body,
+        copy_of(letter),
         letter.target_name,
         headers={**letter.delivery.headers, **BYPASS},
         key=letter.delivery.key,
         received_ms=letter.delivery.received_ms,
     )
-    context = Context(message, delivery)
-    enter_context(context)
-    try:
-        answer = call(message, context)
-    except Exception as exc:  # the outermost edge: whatever a handler raises is the finding
-        return f"{type(exc).__name__}: {error_template(str(exc))}"
-    finally:
-        enter_context(None)
-    if isinstance(answer, (Retry, GiveUp)):
-        return f"{type(answer).__name__}: {error_template(answer.error)}"
-    return ""
+    outcome = process(targets, DEFAULT_POLICY, traits, delivery)
+    leave_context()
+    if outcome is None:
+        return ""
+    error = outcome.error
+    kind = type(error).__name__ if isinstance(error, BaseException) else str(outcome.event)
+    return f"{kind}: {error_template(str(error))}"

@@ -60,32 +60,102 @@ class Times(msgspec.Struct):
         return found
 
 
+class Sample(msgspec.Struct, frozen=True, order=True):
+    """The dead letter that speaks for its kind: the smallest of them, so that it does not matter in which
+    order, or by how many, they were read. Those with an id come first."""
+
+    no_id: bool
+    id: str
+    error: str
+    nature: str
+    reason: str
+    exception: str
+    lang: str
+    queue: str
+
+    @classmethod
+    def of(cls, letter: Letter) -> Sample:
+        texts = (letter.reason, letter.exception, letter.lang, letter.said_queue)
+        plain = [text or "" for text in texts]
+        return cls(letter.id is None, letter.id or "", letter.error or "", letter.nature, *plain)
+
+
 class Group(msgspec.Struct):
     """One kind of failure."""
 
     fingerprint: str
     count: int = 0
     bytes: int = 0
-    nature: str = Nature.DEAD
-    reason: str | None = None
-    exception: str | None = None
     template: str = ""
     urn: str | None = None
-    lang: str | None = None
-    original_queue: str | None = None
     first_ms: int | None = None
     last_ms: int | None = None
-    sample_id: str | None = None
-    sample_error: str | None = None
     #: Of these, sent back before: they died again.
     died_again: int = 0
+    #: None for what is counted together as OTHER.
+    sample: Sample | None = None
     times: Times = msgspec.field(default_factory=Times)
+
+    @property
+    def nature(self) -> str:
+        return self.sample.nature if self.sample else Nature.DEAD
+
+    @property
+    def reason(self) -> str | None:
+        return (self.sample.reason or None) if self.sample else None
+
+    @property
+    def exception(self) -> str | None:
+        return (self.sample.exception or None) if self.sample else None
+
+    @property
+    def lang(self) -> str | None:
+        return (self.sample.lang or None) if self.sample else None
+
+    @property
+    def original_queue(self) -> str | None:
+        return (self.sample.queue or None) if self.sample else None
 
     def seen(self, at_ms: int | None) -> None:
         if at_ms is None:
             return
         self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
         self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
+
+    def heard(self, letter: Letter) -> None:
+        ours = self.sample
+        if ours is None or (not ours.no_id and (letter.id is None or letter.id > ours.id)):
+            return  # nearly always
+        self.sample = min(ours, Sample.of(letter))
+
+    def merge(self, other: Group) -> None:
+        self.count += other.count
+        self.bytes += other.bytes
+        self.died_again += other.died_again
+        self.seen(other.first_ms)
+        self.seen(other.last_ms)
+        self.times.merge(other.times)
+        if self.sample is not None and other.sample is not None:
+            self.sample = min(self.sample, other.sample)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.fingerprint,
+            "count": self.count,
+            "bytes": self.bytes,
+            "nature": str(self.nature),
+            "reason": self.reason,
+            "exception": self.exception,
+            "template": self.template,
+            "urn": self.urn,
+            "lang": self.lang,
+            "original_queue": self.original_queue,
+            "first_ms": self.first_ms,
+            "last_ms": self.last_ms,
+            "sample_id": (self.sample.id or None) if self.sample else None,
+            "sample_error": (self.sample.error or None) if self.sample else None,
+            "died_again": self.died_again,
+        }
 
 
 class Summary(msgspec.Struct):
@@ -107,25 +177,14 @@ class Summary(msgspec.Struct):
         group.seen(at_ms)
         if at_ms is not None:
             group.times.add(at_ms)
-        if letter.id and (group.sample_id is None or letter.id < group.sample_id):
-            # The smallest id speaks for its group, whatever the order of reading.
-            group.sample_id, group.sample_error = letter.id, letter.error
-            group.exception, group.reason = letter.exception, letter.reason
+        group.heard(letter)
         return group
 
     def _new(self, name: str, letter: Letter) -> Group:
         if len(self.groups) >= MOST_GROUPS:
             return self.groups.setdefault(OTHER, Group(OTHER))
         group = self.groups[name] = Group(
-            name,
-            nature=letter.nature,
-            reason=letter.reason,
-            exception=letter.exception,
-            template=error_template(letter.error),
-            urn=letter.urn,
-            lang=letter.lang,
-            original_queue=letter.said_queue,
-            sample_error=letter.error,
+            name, template=error_template(letter.error), urn=letter.urn, sample=Sample.of(letter)
         )
         return group
 
@@ -134,18 +193,12 @@ class Summary(msgspec.Struct):
         self.bytes += other.bytes
         for name, theirs in other.groups.items():
             ours = self.groups.get(name)
+            if ours is None and len(self.groups) >= MOST_GROUPS:
+                ours = self.groups.setdefault(OTHER, Group(OTHER))
             if ours is None:
                 self.groups[name] = theirs
-                continue
-            ours.count += theirs.count
-            ours.bytes += theirs.bytes
-            ours.died_again += theirs.died_again
-            ours.seen(theirs.first_ms)
-            ours.seen(theirs.last_ms)
-            ours.times.merge(theirs.times)
-            if theirs.sample_id and (ours.sample_id is None or theirs.sample_id < ours.sample_id):
-                ours.sample_id, ours.sample_error = theirs.sample_id, theirs.sample_error
-                ours.exception, ours.reason = theirs.exception, theirs.reason
+            else:
+                ours.merge(theirs)
 
     def ranked(self) -> list[Group]:
         return sorted(self.groups.values(), key=lambda group: (-group.count, group.fingerprint))
@@ -157,8 +210,7 @@ class Summary(msgspec.Struct):
         span = (min(firsts), max(lasts)) if firsts and lasts else (0, 0)
         rows = []
         for group in self.ranked():
-            row = {name: getattr(group, name) for name in group.__struct_fields__ if name != "times"}
-            row["nature"] = str(group.nature)
+            row = group.row()
             row["share"] = group.count / self.total if self.total else 0.0
             row["new"] = new_since_ms is not None and (group.first_ms or 0) >= new_since_ms
             row["bars"] = group.times.bars(*span)

@@ -84,6 +84,19 @@ def test_people_can_read_it(url: str, run: Run, tmp_path: Path, capsys: pytest.C
     assert "nothing was changed" in out
 
 
+def test_without_spark_it_stays_here(url: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, expected, _ = run("dlq", "summary", url)
+    monkeypatch.setattr("shinar.cli.dlq_summary.find_spec", lambda _name: None)
+    code, rows, err = run("dlq", "summary", url, "--spark-above", "47")
+    assert (code, rows) == (0, expected)
+    assert err.count("counted in plain Python") == 1
+    assert "shinar[spark]" in err
+    assert run("dlq", "summary", url, "--spark-above", "48")[2] == ""
+    code, rows, err = run("dlq", "summary", url, "--engine", "spark")
+    assert (code, rows) == (2, [])
+    assert "shinar[spark]" in err
+
+
 def test_send_status_list_and_undo_plan(url: str, run: Run) -> None:
     code, (plan,), _ = run("redrive", url, "--dry-run")
     assert (code, plan["selected"], plan["sendable"]) == (0, 48, 40)

@@ -1,0 +1,114 @@
+"""What the views of `shinar dlq` share: where the dead letters come from, times, plain values."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shinar.cli.common import address, settings_of
+from shinar.cli.redrive import ids_of, since_ms
+
+if TYPE_CHECKING:
+    from shinar.brokers import Broker
+    from shinar.redrive import Ledger, Letter
+
+
+def from_lake(args: argparse.Namespace) -> bool:
+    """A lake that is named here wins; one from the settings only where no queue is named."""
+    return bool(args.lake or (settings_of(args)["lake"] and not settings_of(args)["url"]))
+
+
+def choice_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `Chosen`."""
+    return {
+        "where": args.where,
+        "fingerprint": args.fingerprint,
+        "since_ms": since_ms(args.since),
+        "ids": ids_of(args.ids),
+    }
+
+
+@contextmanager
+def opened(args: argparse.Namespace) -> Iterator[tuple[Broker, str]]:
+    from shinar.brokers import connect
+    from shinar.redrive import side_effect
+
+    url, queue = address(args, settings_of(args))
+    broker = connect(url)
+    try:
+        if args.reserve and not args.quiet and (text := side_effect(broker)):
+            print(f"note: {text}", file=sys.stderr)
+        yield broker, queue
+    finally:
+        broker.close()
+
+
+@contextmanager
+def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Iterator[Letter], int | None]]:
+    """(the chosen ones, how many there are at most as far as anybody knows), of a queue or of a lake."""
+    if from_lake(args):
+        from shinar.cli.lake import lake_store, spark_session
+        from shinar.redrive.spark import letters_of_lake
+
+        store = lake_store(settings_of(args))
+        choice = choice_of(args)
+        yield letters_of_lake(spark_session(args.master), store, limit=limit, **choice), limit
+        return
+    with opened(args) as (broker, queue):
+        yield chosen_of(args, broker, queue, limit), total(broker, queue)
+
+
+def chosen_of(
+    args: argparse.Namespace, broker: Broker, queue: str, limit: int | None = None
+) -> Iterator[Letter]:
+    from shinar.redrive import Chosen, letters
+
+    chosen = Chosen(**choice_of(args))
+    with closing(letters(broker, queue, reserve=args.reserve)) as found:
+        shown = 0
+        for letter in found:
+            if limit is not None and shown >= limit:
+                return
+            if chosen(letter):
+                shown += 1
+                yield letter
+
+
+def total(broker: Broker, queue: str) -> int | None:
+    return broker.depth(queue).ready if broker.traits.depth else None
+
+
+def ledger_of(args: argparse.Namespace) -> Ledger | None:
+    from shinar.redrive import Ledger
+
+    place = ledger_place(args)
+    return Ledger(place) if place else None
+
+
+def ledger_place(args: argparse.Namespace) -> str:
+    """ "" if there is none yet: a look must not create it."""
+    from shinar.redrive.ledger import default_path
+
+    place: str = settings_of(args)["ledger"]
+    if "://" in place:
+        return place
+    path = Path(place).expanduser() if place else default_path()
+    return str(path.absolute()) if path.exists() else ""
+
+
+def time_text(at_ms: int | None) -> str:
+    if at_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
+
+
+def plain(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
