@@ -54,6 +54,9 @@ class Planner:
 
     # -- what Spark asks
 
+    def initial(self) -> Offset:
+        return dict(START)
+
     def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset:
         epoch = start["epoch"] or uuid.uuid4().hex[:16]
         landing = self._at(start, epoch, start["batch"])
@@ -79,7 +82,7 @@ class Planner:
         depths = self._watch.look(patient=False)
         self._target = {queue: _known(depth) for queue, depth in depths.items()}
 
-    def shares(self, start: Offset, end: Offset) -> list[Share]:
+    def parts(self, start: Offset, end: Offset) -> list[Share]:
         if end["batch"] != start["batch"] + 1:
             raise StoreError(
                 f"asked for batches {start['batch']} to {end['batch']} at once; they come one by one"
@@ -100,8 +103,9 @@ class Planner:
         """The sink is done with everything up to here."""
         self._sweep(self._at(end, end["epoch"], end["batch"]), end["batch"])
 
-    def lag(self) -> dict[str, Any]:
-        return {queue: _shown(depth) for queue, depth in self._watch.last().items()}
+    def latest_known(self) -> Offset:
+        """No offset, for a queue has none: what is in it, as Spark's progress events show it."""
+        return {"lag": {queue: _shown(depth) for queue, depth in self._watch.last().items()}}
 
     def close(self) -> None:
         self._watch.close()

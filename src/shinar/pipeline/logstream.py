@@ -39,7 +39,9 @@ class LogPlanner:
         first, end = self._look()
         return {"position": end if self._options.latest else first}
 
-    def latest(self, start: dict[str, Any], max_rows: int | None) -> dict[str, Any]:
+    def latest(
+        self, start: dict[str, Any], max_rows: int | None, max_bytes: int | None = None
+    ) -> dict[str, Any]:
         first, end = self._look()
         since = self._from(start["position"], first)
         end = end if self._target is None else self._target
@@ -49,13 +51,19 @@ class LogPlanner:
     def fix_target(self) -> None:
         self._target = self._look()[1]
 
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+    def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
         since = self._from(start["position"], self._look()[0])
         step = max(1, min(LOG_ROWS, -(-(end["position"] - since) // max(self._options.min_partitions, 1))))
         return [(at, min(at + step, end["position"])) for at in range(since, end["position"], step)]
 
-    def lag(self) -> dict[str, Any]:
+    def finish(self, end: dict[str, Any]) -> None:
+        """The log is the broker's: it goes by its own retention."""
+
+    def latest_known(self) -> dict[str, Any]:
         return {"position": self._bounds[1]}
+
+    def close(self) -> None:
+        """Nothing stays open between two questions."""
 
     def _from(self, position: int, first: int) -> int:
         if position >= first:

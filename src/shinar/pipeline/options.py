@@ -148,6 +148,8 @@ class LogOptions:
     queue: str
     latest: bool
     max_records: int
+    #: Positions do not tell sizes.
+    max_bytes: None = None
     min_partitions: int
     fail_on_data_loss: bool
 

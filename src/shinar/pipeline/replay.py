@@ -61,7 +61,7 @@ class ReplayPlanner:
     def initial(self) -> Offset:
         return starting(self._options.starting, self._look(fresh=True))
 
-    def latest(self, start: Offset, max_rows: int | None) -> Offset:
+    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None = None) -> Offset:
         bounds = self._target or self._look()
         left = {
             (queue, number): max(0, high - self._from(start, queue, number, low))
@@ -83,7 +83,7 @@ class ReplayPlanner:
     def fix_target(self) -> None:
         self._target = self._look(fresh=True)
 
-    def ranges(self, start: Offset, end: Offset) -> list[Range]:
+    def parts(self, start: Offset, end: Offset) -> list[Range]:
         bounds = self._look()
         found: list[Range] = []
         for queue, parts in end.items():
@@ -103,10 +103,13 @@ class ReplayPlanner:
             except ShinarError as exc:
                 log.warning("the group's position on %s was not stored: %s", queue, exc)
 
-    def lag(self) -> dict[str, dict[str, int]]:
+    def latest_known(self) -> Offset:
         return {
             queue: {str(n): high for n, (_, high) in parts.items()} for queue, parts in self._bounds.items()
         }
+
+    def close(self) -> None:
+        """Nothing stays open between two questions."""
 
     def _from(self, start: Offset, queue: str, number: int, low: int) -> int:
         """Where to go on: a new partition from its beginning; what retention took is an error, or is said."""

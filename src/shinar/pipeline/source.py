@@ -6,9 +6,9 @@ a pickled copy), so these classes hold options only and open everything late.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -32,8 +32,8 @@ from shinar.pipeline import schema
 from shinar.pipeline.archive import Piece, pieces, read_piece
 from shinar.pipeline.browse import browsed_rows
 from shinar.pipeline.filters import Test, queues_left, usable
-from shinar.pipeline.freeze import Share, frozen_rows
-from shinar.pipeline.frozen import START, Planner
+from shinar.pipeline.freeze import frozen_rows
+from shinar.pipeline.frozen import Planner as FrozenPlanner
 from shinar.pipeline.logstream import LogPlanner, log_rows
 from shinar.pipeline.options import (
     ArchiveOptions,
@@ -46,8 +46,11 @@ from shinar.pipeline.options import (
     stream_options,
     write_options,
 )
-from shinar.pipeline.replay import Range, ReplayPlanner, read_rows
+from shinar.pipeline.replay import ReplayPlanner, read_rows
 from shinar.pipeline.sink import ShinarStreamWriter, ShinarWriter
+
+#: JSON, as Spark keeps it in its checkpoint; each planner has its own form.
+Offset = dict[str, Any]
 
 
 class ShinarSource(DataSource):
@@ -67,10 +70,10 @@ class ShinarSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if "path" in self.options:
-            return LogStream(log_options(self.options))
+            return Stream(log_options(self.options), LOGGED)
         options = stream_options(self.options)
         _refuse_private(options.url)
-        return ReplayStream(options) if options.url.traits().replayable else FrozenStream(options)
+        return Stream(options, REPLAYED if options.url.traits().replayable else FROZEN)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShinarWriter:
         _refuse_overwrite(overwrite)
@@ -145,15 +148,42 @@ class ArchiveReader(DataSourceReader):
         return iter(()) if piece is None else read_piece(piece, self._tests, self._options.include_headers)
 
 
-class FrozenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A queue that hands a message out once: every batch is frozen before it is used."""
+class Planner(Protocol):
+    """The driver's half of a stream: which offsets there are, and what the tasks between two of them read."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def initial(self) -> Offset: ...
+    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset: ...
+    def fix_target(self) -> None: ...
+    def parts(self, start: Offset, end: Offset) -> Sequence[Any]: ...
+    def finish(self, end: Offset) -> None: ...
+    def latest_known(self) -> Offset: ...
+    def close(self) -> None: ...
+
+
+class Flow(NamedTuple):
+    """One way to stream: who plans, and how a task gets the rows of its part."""
+
+    planner: Callable[[Any], Planner]
+    rows: Callable[[Any, Any], Iterator[pa.RecordBatch]]
+
+
+#: A queue that hands a message out once: every batch is frozen before it is used.
+FROZEN: Final = Flow(FrozenPlanner, frozen_rows)
+#: A broker with offsets: Spark's checkpoint says where we are.
+REPLAYED: Final = Flow(ReplayPlanner, read_rows)
+#: The embedded broker's own log: positions are offsets.
+LOGGED: Final = Flow(LogPlanner, log_rows)
+
+
+class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: StreamOptions | LogOptions, flow: Flow) -> None:
         self._options = options
+        self._flow = flow
+        #: Opened late: this object is pickled to executors, which only ever `read`.
         self._planner: Planner | None = None
 
-    def initialOffset(self) -> dict[str, Any]:
-        return dict(START)
+    def initialOffset(self) -> Offset:
+        return self._plan().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_records)
@@ -161,21 +191,24 @@ class FrozenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan().fix_target()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        rows, size = _limits(limit, self._options)
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        options = self._options
+        rows: int | None = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_records
+        size: int | None = limit.max_bytes if isinstance(limit, ReadMaxBytes) else options.max_bytes
+        if isinstance(limit, ReadAllAvailable):
+            rows = size = None
         return self._plan().latest(start, rows, size)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return {"lag": self._plan().lag()}
+    def reportLatestOffset(self) -> Offset | None:
+        return self._plan().latest_known()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [Part(share) for share in self._plan().shares(start, end)]
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        return [Part(part) for part in self._plan().parts(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        share: Share = partition.value
-        return frozen_rows(share, self._options)
+        return self._flow.rows(partition.value, self._options)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: Offset) -> None:
         self._plan().finish(end)
 
     def stop(self) -> None:
@@ -184,88 +217,5 @@ class FrozenStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self) -> Planner:
         if self._planner is None:
-            self._planner = Planner(self._options)
+            self._planner = self._flow.planner(self._options)
         return self._planner
-
-
-class ReplayStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A log with offsets: Spark's checkpoint says where we are."""
-
-    def __init__(self, options: StreamOptions) -> None:
-        self._options = options
-        self._planner: ReplayPlanner | None = None
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._plan().initial()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_records)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._plan().fix_target()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return self._plan().latest(start, _limits(limit, self._options)[0])
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._plan().lag()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [Part(part) for part in self._plan().ranges(start, end)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        part: Range = partition.value
-        return read_rows(part, self._options)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        self._plan().finish(end)
-
-    def _plan(self) -> ReplayPlanner:
-        if self._planner is None:
-            self._planner = ReplayPlanner(self._options)
-        return self._planner
-
-
-class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The embedded broker's own log: positions are offsets."""
-
-    def __init__(self, options: LogOptions) -> None:
-        self._options = options
-        self._planner: LogPlanner | None = None
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._plan().initial()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_records)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._plan().fix_target()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_records
-        return self._plan().latest(start, rows)
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._plan().lag()
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [Part(part) for part in self._plan().ranges(start, end)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return log_rows(partition.value, self._options)
-
-    def _plan(self) -> LogPlanner:
-        if self._planner is None:
-            self._planner = LogPlanner(self._options)
-        return self._planner
-
-
-def _limits(limit: ReadLimit, options: StreamOptions) -> tuple[int | None, int | None]:
-    if isinstance(limit, ReadMaxRows):
-        return limit.max_rows, options.max_bytes
-    if isinstance(limit, ReadMaxBytes):
-        return options.max_records, limit.max_bytes
-    if isinstance(limit, ReadAllAvailable):
-        return None, None
-    return options.max_records, options.max_bytes

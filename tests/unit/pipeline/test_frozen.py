@@ -140,7 +140,7 @@ def test_a_killed_attempt_is_handed_back_by_the_commit_and_the_winner_is_not(
     options = options_of(url, tmp_path)
     planner = Planner(options)
     end = planner.latest(dict(START), 10, None)
-    (share,) = planner.shares(dict(START), end)
+    (share,) = planner.parts(dict(START), end)
 
     # A first attempt dies without a word: nothing of its `finally` runs.
     with monkeypatch.context() as patch:
@@ -262,7 +262,7 @@ def run(planner: Planner, options: StreamOptions, start: dict, rows: int = 10) -
     end = json.loads(json.dumps(planner.latest(start, rows, None)))
     if end == start:
         return start, []
-    return end, [body for share in planner.shares(start, end) for body in read(share, options)]
+    return end, [body for share in planner.parts(start, end) for body in read(share, options)]
 
 
 def test_batches_add_up_and_their_folders_go(url, broker, tmp_path):
@@ -293,9 +293,9 @@ def test_a_restart_replays_the_logged_batch_whatever_the_queue_holds(url, broker
     # Killed before any task ran; the offset is in the log.
     put(broker, 5)
     planner = Planner(options)
-    rows = [body for share in planner.shares(dict(START), end) for body in read(share, options)]
+    rows = [body for share in planner.parts(dict(START), end) for body in read(share, options)]
     assert rows == bodies, "the plan is in the offset: five rows, not ten"
-    again = [body for share in Planner(options).shares(dict(START), end) for body in read(share, options)]
+    again = [body for share in Planner(options).parts(dict(START), end) for body in read(share, options)]
     assert again == rows
 
 
@@ -319,8 +319,8 @@ def test_a_committed_batch_that_is_asked_for_again_is_an_error_or_left_out(url, 
     end, _ = run(planner, options, dict(START))
     planner.finish(end)
     with pytest.raises(StoreError, match="failOnDataLoss"):
-        Planner(options).shares(dict(START), end)
-    assert Planner(options_of(url, tmp_path, failOnDataLoss="false")).shares(dict(START), end) == []
+        Planner(options).parts(dict(START), end)
+    assert Planner(options_of(url, tmp_path, failOnDataLoss="false")).parts(dict(START), end) == []
 
 
 def test_kept_segments_can_be_replayed(url, broker, tmp_path):
@@ -330,7 +330,7 @@ def test_kept_segments_can_be_replayed(url, broker, tmp_path):
     end, _ = run(planner, options, dict(START))
     planner.finish(end)
     put(broker, 2)
-    again = [body for share in Planner(options).shares(dict(START), end) for body in read(share, options)]
+    again = [body for share in Planner(options).parts(dict(START), end) for body in read(share, options)]
     assert again == bodies
 
 

@@ -50,7 +50,7 @@ def drained(options: StreamOptions, start: dict, finish: dict | None = None) -> 
         planner.finish(finish)
     planner.fix_target()
     while (end := planner.latest(start, 100, None)) != start:
-        for share in planner.shares(start, end):
+        for share in planner.parts(start, end):
             rows += read(share, options)
         planner.finish(end)
         start = end
@@ -75,7 +75,7 @@ def check_redelivery(folder: Path, url: str, queue: str, monkeypatch, lease_s: f
     options = options_of(folder, url, queue)
     planner = Planner(options)
     end = planner.latest(dict(START), 20, None)
-    (share,) = planner.shares(dict(START), end)
+    (share,) = planner.parts(dict(START), end)
     frozen = dies_before_the_ack(share, options, monkeypatch)
     assert len(frozen) == 20
     planner.close()
@@ -99,7 +99,7 @@ def test_a_twin_of_the_same_batch_knows_what_its_neighbour_froze(server, tmp_pat
     options = options_of(tmp_path, server.url, queue)
     planner = Planner(options)
     end = {**START, "stream": "default", "epoch": "e", "batch": 1, "shares": [(queue, 12, None)] * 2}
-    first, second = planner.shares(dict(START), end)
+    first, second = planner.parts(dict(START), end)
     frozen = dies_before_the_ack(first, options, monkeypatch)
     assert len(frozen) == 12
     rest = read(second, options)
@@ -116,7 +116,7 @@ def test_a_reservation_that_ended_meanwhile_starts_the_attempt_again(tmp_path, m
     planner = Planner(options_of(tmp_path, url, "orders"))
     options = options_of(tmp_path, url, "orders")
     end = planner.latest(dict(START), 10, None)
-    (share,) = planner.shares(dict(START), end)
+    (share,) = planner.parts(dict(START), end)
     honest, other = freeze.chunk_of, []
 
     def stopped(*args):

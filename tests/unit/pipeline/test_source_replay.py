@@ -46,7 +46,7 @@ def test_batches_cover_every_offset_once(left: dict[int, int], most: int):
             end = plan.latest(offset, most)
             if end == offset:
                 break
-            ranges = plan.ranges(offset, end)
+            ranges = plan.parts(offset, end)
             assert sum(part.end - part.start for part in ranges) <= most + len(left)
             for part in ranges:
                 assert seen[part.partition] == part.start
@@ -59,7 +59,7 @@ def test_a_new_partition_is_read_from_its_beginning(monkeypatch):
     plan = planner(monkeypatch, {0: (0, 5), 1: (7, 9)})
     end = plan.latest({"q": {"0": 5}}, None)
     assert end == {"q": {"0": 5, "1": 9}}
-    assert [(part.partition, part.start, part.end) for part in plan.ranges({"q": {"0": 5}}, end)] == [
+    assert [(part.partition, part.start, part.end) for part in plan.parts({"q": {"0": 5}}, end)] == [
         (1, 7, 9)
     ]
 
