@@ -17,7 +17,7 @@ from shinar.settlement.traits import Traits
 NOTHING: Mapping[str, Any] = {}
 
 
-class Facts(msgspec.Struct, frozen=True):
+class Facts(msgspec.Struct, frozen=True, gc=False):
     """What a projection needs of an envelope. Odd or missing values are None and are left out."""
 
     urn: str | None = None
@@ -29,7 +29,7 @@ class Facts(msgspec.Struct, frozen=True):
     attempts: int | None = None
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A message to publish: the envelope's bytes and what travels beside them."""
 
     body: bytes
@@ -42,7 +42,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     facts: Facts | None = None
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """A message handed out under a lease, or seen by `browse` (then without a receipt)."""
 
     body: bytes

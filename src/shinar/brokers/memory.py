@@ -39,13 +39,15 @@ TRAITS: Final = Traits(
 OPTIONS: Final = frozenset({"lease_s"})
 
 
-class _Item(msgspec.Struct):
+class _Item(msgspec.Struct, gc=False):
     number: int
     body: bytes
     headers: Mapping[str, str]
     key: bytes | None
     since_ms: int
     deliveries: int = 0
+    #: When the lease ends, while somebody has it.
+    until_ms: int = 0
 
 
 class _Queue:
@@ -54,8 +56,8 @@ class _Queue:
     def __init__(self) -> None:
         self.ready: deque[_Item] = deque()
         self.delayed: list[tuple[int, int, _Item]] = []
-        #: reservation number -> (item, lease end)
-        self.held: dict[int, tuple[_Item, int]] = {}
+        #: By the number of the reservation.
+        self.held: dict[int, _Item] = {}
         #: No lease ends before this; lets `wake` skip looking.
         self.next_lapse_ms = 0
 
@@ -64,15 +66,16 @@ class _Queue:
         while self.delayed and self.delayed[0][0] <= now_ms:
             self.ready.append(heapq.heappop(self.delayed)[2])
         if self.held and now_ms >= self.next_lapse_ms:
-            lapsed = [number for number, (_, until) in self.held.items() if until <= now_ms]
+            lapsed = [number for number, item in self.held.items() if item.until_ms <= now_ms]
             # Back to where they were: in front, oldest first.
-            self.ready.extendleft(self.held.pop(number)[0] for number in reversed(lapsed))
-            self.next_lapse_ms = min((until for _, until in self.held.values()), default=0)
+            self.ready.extendleft(self.held.pop(number) for number in reversed(lapsed))
+            self.next_lapse_ms = min((item.until_ms for item in self.held.values()), default=0)
 
     def hold(self, number: int, item: _Item, until_ms: int) -> None:
         if not self.held or until_ms < self.next_lapse_ms:
             self.next_lapse_ms = until_ms
-        self.held[number] = (item, until_ms)
+        item.until_ms = until_ms
+        self.held[number] = item
 
     def next_due_ms(self) -> int | None:
         """When something becomes ready by itself; None when only a publish can help."""
@@ -164,28 +167,38 @@ class MemoryBroker:
         for _ in range(min(limit, len(ready))):
             item = ready.popleft()
             number = next(numbers)
-            held[number] = (item, until_ms)
+            held[number] = item
+            count = item.deliveries
+            item.deliveries = count + 1
+            item.until_ms = until_ms
             # By position, in the order of the fields: this is the hot loop of every in-process test.
-            taken.append(
-                Delivery(
-                    *(item.body, name, number, item.headers, NOTHING, item.key, item.deliveries),
-                    *(now_ms, until_ms, str(item.number)),
-                )
+            delivery = Delivery(
+                item.body,
+                name,
+                number,
+                item.headers,
+                NOTHING,
+                item.key,
+                count,
+                now_ms,
+                until_ms,
+                str(item.number),
             )
-            item.deliveries += 1
+            taken.append(delivery)
         return taken
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         now_ms = self._clock.epoch_ms()
         lapsed = []
+        queues = self._space.queues
         with self._space.changed:
             for delivery in deliveries:
-                held = self._space.queue(delivery.queue).held
-                found = held.get(delivery.receipt)
-                if found is None or found[1] <= now_ms:
+                held = queues[delivery.queue].held
+                found = held.pop(delivery.receipt, None)
+                if found is None or found.until_ms <= now_ms:
                     lapsed.append(delivery)
-                else:
-                    del held[delivery.receipt]
+                    if found is not None:
+                        held[delivery.receipt] = found  # for `wake`, which hands it out again
         return tuple(lapsed)
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
@@ -230,11 +243,12 @@ class MemoryBroker:
 
     def _settle(self, delivery: Delivery) -> _Item | None:
         """Take the item out of its reservation; None when that has lapsed."""
-        held = self._space.queue(delivery.queue).held.get(delivery.receipt)
-        if held is None or held[1] <= self._clock.epoch_ms():
+        held = self._space.queues[delivery.queue].held
+        item = held.get(delivery.receipt)
+        if item is None or item.until_ms <= self._clock.epoch_ms():
             return None
-        del self._space.queue(delivery.queue).held[delivery.receipt]
-        return held[0]
+        del held[delivery.receipt]
+        return item
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
         with self._space.changed:

@@ -64,7 +64,7 @@ class DeadReason(StrEnum):
     POISON = "poison"
 
 
-class DeadLetter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeadLetter(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """The block a dead letter carries; the member order is the contract's."""
 
     reason: str | None = None
@@ -79,6 +79,7 @@ class DeadLetter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Meta(
     msgspec.Struct,
     frozen=True,
+    gc=False,
     omit_defaults=True,
     forbid_unknown_fields=True,
     rename={"extra": _UNREACHABLE},
@@ -95,6 +96,7 @@ class Meta(
 class Message(
     msgspec.Struct,
     frozen=True,
+    gc=False,
     omit_defaults=True,
     forbid_unknown_fields=True,
     rename={"urn": "job", "extra": _UNREACHABLE},
@@ -122,7 +124,7 @@ class Warning(msgspec.Struct, frozen=True):
         return f"{self.pointer} {self.text}"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What a body is. `message` is there unless the body is poison or has no identity."""
 
     kind: Kind

@@ -20,8 +20,8 @@ from shinar.redrive.job import Redrive
 from shinar.redrive.letters import Letter, Nature
 from shinar.redrive.look import letters
 from shinar.redrive.send import BYPASS, copy_of
-from shinar.settlement import DEFAULT_POLICY, Traits
-from shinar.worker import Handlers
+from shinar.settlement import DEFAULT_POLICY, Event, Traits
+from shinar.worker import GiveUp, Handlers, Retry
 from shinar.worker.context import leave_context
 from shinar.worker.handlers import compile_route
 from shinar.worker.process import Target, process
@@ -89,5 +89,9 @@ def _run(targets: Mapping[str, Target], traits: Traits, letter: Letter) -> str:
     if outcome is None:
         return ""
     error = outcome.error
-    kind = type(error).__name__ if isinstance(error, BaseException) else str(outcome.event)
-    return f"{kind}: {error_template(str(error))}"
+    if isinstance(error, BaseException):
+        return f"{type(error).__name__}: {error_template(str(error))}"
+    if outcome.event is not Event.FAILED:
+        return str(error)
+    answer = GiveUp if outcome.final else Retry
+    return f"{answer.__name__}: {error_template(str(error))}"

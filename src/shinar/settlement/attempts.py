@@ -12,8 +12,8 @@ _INT32_MAX: Final = 2**31 - 1
 
 def reconcile(traits: Traits, body_attempts: int, native_count: object, properties: Mapping[str, Any]) -> int:
     """The count before this delivery. Odd counts are ignored, never an error."""
-    first = traits.attempts == "max" and native_count == traits.count_base and body_attempts >= 0
-    if traits.attempts == "body" or first:
+    rule = traits.attempts
+    if rule == "body" or (rule == "max" and native_count == traits.count_base and body_attempts >= 0):
         return body_attempts  # the first delivery, nearly always
     count = body_attempts
     if traits.attempts in ("property", "property_max"):

@@ -31,7 +31,7 @@ class GiveUp(msgspec.Struct, frozen=True):
     error: str
 
 
-class Context(msgspec.Struct, frozen=True):
+class Context(msgspec.Struct, frozen=True, gc=False):
     message: Message
     delivery: Delivery
 
@@ -59,6 +59,10 @@ class Context(msgspec.Struct, frozen=True):
 
 _current: ContextVar[Context | None] = ContextVar("shinar_context", default=None)
 enter_context: Final = _current.set
+
+
+def leave_context() -> None:
+    _current.set(None)
 
 
 def current() -> Context | None:

@@ -78,32 +78,30 @@ class Handlers:
         return [f"{urn}: {text}" for urn in self.routes if (text := advise(urn))]
 
 
-def compile_route(route: Route, steps: Iterable[Step], run_async: RunAsync) -> Call:
-    """The route as one call: validation, then the worker's steps outside the route's own."""
-    call = _plain_call(route.handler, run_async)
+def compile_route(route: Route, steps: Iterable[Step], run_async: RunAsync) -> tuple[Handler, bool]:
+    """The route as one call, and whether it takes the context: validation, then the worker's steps
+    outside the route's own. A bare handler stays itself; nothing stands around it."""
+    around = [*steps, *route.steps]
     if route.validate is not None:
-        call = validated(route.validate)(call)
-    for step in reversed((*steps, *route.steps)):
-        call = step(call)
-    return call
+        around.append(validated(route.validate))
+    call, with_context = _awaited(route.handler, run_async), _takes_context(route.handler)
+    if not around:
+        return call, with_context
+    wrapped = call if with_context else _without_context(call)
+    for step in reversed(around):
+        wrapped = step(wrapped)
+    return wrapped, True
 
 
-def _plain_call(handler: Handler, run_async: RunAsync) -> Call:
-    with_context = _takes_context(handler)
-    if inspect.iscoroutinefunction(handler):
-        target: Any = handler
-
-        def call_async(message: Message, context: Context) -> object:
-            return run_async(target(message, context) if with_context else target(message))
-
-        return call_async
-    if with_context:
+def _awaited(handler: Handler, run_async: RunAsync) -> Handler:
+    if not inspect.iscoroutinefunction(handler):
         return handler
+    target: Any = handler
+    return lambda *given: run_async(target(*given))
 
-    def call(message: Message, context: Context) -> object:
-        return handler(message)
 
-    return call
+def _without_context(handler: Handler) -> Call:
+    return lambda message, _context: handler(message)
 
 
 def validated(validate: Validate) -> Step:

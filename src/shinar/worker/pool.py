@@ -4,21 +4,25 @@ that owns the broker never runs a handler, so leases and heartbeats stay alive u
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 import msgspec
 
 from shinar.brokers import Delivery
+from shinar.worker.context import leave_context
 from shinar.worker.process import Outcome
 
 #: A chunk should take about this long: short enough to share work fairly between threads, long
 #: enough that handing it over costs nothing beside it.
 CHUNK_S: Final = 0.005
-MAX_CHUNK: Final = 100
+MAX_CHUNK: Final = 250
+#: Messages between two looks at the clock.
+LOOK_EVERY: Final = 8
 #: How much work is reserved ahead: enough to keep busy, not so much that slow handlers keep other
 #: workers idle.
 AHEAD_S: Final = 1.0
@@ -33,16 +37,29 @@ class Done(msgspec.Struct, frozen=True):
     outcomes: list[Outcome]
 
 
+class _Finished(msgspec.Struct, frozen=True):
+    """A chunk and what became of it. `rest` was not started: one slow handler must not hold up its
+    neighbours while another thread is idle."""
+
+    chunk: list[Delivery]
+    handled: list[Delivery]
+    outcomes: list[Outcome]
+    rest: list[Delivery]
+
+
 class Pool:
     """`concurrency` threads over one inbox. All methods are for the owner's thread."""
 
     def __init__(self, process: Process, concurrency: int) -> None:
         self._process = process
         self._inbox: queue.SimpleQueue[list[Delivery] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Finished] = queue.SimpleQueue()
         #: Seconds a delivery takes, smoothed.
         self._cost_s = FIRST_GUESS_S
-        self.in_hand: dict[int, Delivery] = {}
+        #: What was handed in and has not come out, by identity of the chunk.
+        self._chunks: dict[int, list[Delivery]] = {}
+        #: How many deliveries that is.
+        self.size = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"shinar-handler-{n}", daemon=True)
             for n in range(concurrency)
@@ -50,16 +67,24 @@ class Pool:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def in_hand(self) -> Iterator[Delivery]:
+        return itertools.chain.from_iterable(self._chunks.values())
+
     def appetite(self) -> int:
         """How many deliveries are worth having in hand at the present pace."""
         return len(self._threads) * max(2, int(AHEAD_S / max(self._cost_s, 1e-6)))
 
     def submit(self, deliveries: list[Delivery]) -> None:
-        self.in_hand.update((id(delivery), delivery) for delivery in deliveries)
+        self.size += len(deliveries)
         fair = -(-len(deliveries) // len(self._threads))
-        size = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / max(self._cost_s, 1e-6))))
-        for start in range(0, len(deliveries), size):
-            self._inbox.put(deliveries[start : start + size])
+        length = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / max(self._cost_s, 1e-6))))
+        for start in range(0, len(deliveries), length):
+            self._start(deliveries[start : start + length])
+
+    def _start(self, chunk: list[Delivery]) -> None:
+        self._chunks[id(chunk)] = chunk
+        self._inbox.put(chunk)
 
     def collect(self, wait_s: float) -> Done:
         """What has been finished; waits at most `wait_s` for the first."""
@@ -68,15 +93,15 @@ class Pool:
         try:
             done = self._results.get(timeout=wait_s) if wait_s > 0 else self._results.get_nowait()
             while True:
+                del self._chunks[id(done.chunk)]
+                if done.rest:
+                    self._start(done.rest)
                 handled += done.handled
                 outcomes += done.outcomes
                 done = self._results.get_nowait()
         except queue.Empty:
             pass
-        for delivery in handled:
-            del self.in_hand[id(delivery)]
-        for outcome in outcomes:
-            del self.in_hand[id(outcome.delivery)]
+        self.size -= len(handled) + len(outcomes)
         return Done(handled, outcomes)
 
     def withdraw(self) -> list[Delivery]:
@@ -84,11 +109,12 @@ class Pool:
         idle: list[Delivery] = []
         try:
             while True:
-                idle += self._inbox.get_nowait() or []
+                chunk = self._inbox.get_nowait() or []
+                self._chunks.pop(id(chunk), None)
+                idle += chunk
         except queue.Empty:
             pass
-        for delivery in idle:
-            del self.in_hand[id(delivery)]
+        self.size -= len(idle)
         return idle
 
     def close(self) -> None:
@@ -103,21 +129,22 @@ class Pool:
     def _run_chunk(self, chunk: list[Delivery]) -> None:
         handled: list[Delivery] = []
         outcomes: list[Outcome] = []
-        started_s = time.monotonic()
         process = self._process
-        for place, delivery in enumerate(chunk):
-            outcome = process(delivery)
-            if outcome is None:
-                handled.append(delivery)
-            else:
-                outcomes.append(outcome)
-            # One slow handler must not hold up its neighbours: let others have the rest.
-            if place % 8 == 0 and time.monotonic() - started_s > 2 * CHUNK_S and place + 1 < len(chunk):
-                self._inbox.put(chunk[place + 1 :])
-                break
+        started_s = time.monotonic()
+        done = 0
+        # A look at the clock every few messages, and from the first on: the guess may have been bad.
+        while done < len(chunk) and (done == 0 or time.monotonic() - started_s < 2 * CHUNK_S):
+            for delivery in chunk[done : done + LOOK_EVERY]:
+                outcome = process(delivery)
+                if outcome is None:
+                    handled.append(delivery)
+                else:
+                    outcomes.append(outcome)
+            done += LOOK_EVERY
+        leave_context()
         spent_s = time.monotonic() - started_s
         self._cost_s += 0.5 * (spent_s / (len(handled) + len(outcomes)) - self._cost_s)
-        self._results.put(Done(handled, outcomes))
+        self._results.put(_Finished(chunk, handled, outcomes, chunk[done:]))
 
 
 class LoopThread:

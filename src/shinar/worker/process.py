@@ -11,13 +11,14 @@ from shinar.brokers import Delivery
 from shinar.envelope import Kind, Message, judge
 from shinar.settlement import Event, Policy, Traits, gated, reconcile
 from shinar.worker.context import Context, GiveUp, Retry, enter_context
-from shinar.worker.handlers import Call
+from shinar.worker.handlers import Handler
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A compiled route: what to call and under which policy."""
+    """A compiled route: what to call, with what, and under which policy."""
 
-    call: Call
+    call: Handler
+    with_context: bool
     policy: Policy
 
 
@@ -39,13 +40,15 @@ class Outcome(msgspec.Struct, frozen=True):
 
 #: Kept apart from Outcome: the common case must not cost an object.
 HANDLED: Final = None
+#: Looked up once: reading a member of an Enum class is slow, and this runs once per message.
+_ACCEPTED: Final = Kind.ACCEPTED
 
 
 def process(
-    delivery: Delivery, targets: Mapping[str, Target], policy: Policy, traits: Traits
+    targets: Mapping[str, Target], policy: Policy, traits: Traits, delivery: Delivery
 ) -> Outcome | None:
     """None when it was handled; otherwise what happened instead. Never raises for what the body
-    or the handler does."""
+    or the handler does. The caller leaves the context that the last call entered."""
     if delivery.properties and gated(traits, delivery.properties):
         return Outcome(
             delivery, Event.VERSION_GATED, 0, policy, error="unsupported schema version (property)"
@@ -54,7 +57,7 @@ def process(
         return _unusable(delivery, Kind.POISON, delivery.refused, policy, traits)
     verdict = judge(delivery.body)
     message = verdict.message
-    if verdict.kind is not Kind.ACCEPTED or message is None:
+    if message is None or verdict.kind is not _ACCEPTED:
         return _unusable(
             delivery, verdict.kind, f"{verdict.reason} {verdict.pointer}".strip(), policy, traits
         )
@@ -66,21 +69,18 @@ def process(
         return Outcome(
             delivery, Event.UNKNOWN_URN, attempts, policy, message, error=f"no handler for {message.urn}"
         )
-    return _handle(delivery, message, target)
-
-
-def _handle(delivery: Delivery, message: Message, target: Target) -> Outcome | None:
     context = Context(message, delivery)
     enter_context(context)
     try:
-        answer = target.call(message, context)
+        answer = target.call(message, context) if target.with_context else target.call(message)
     except Exception as exc:  # the worker's outermost loop: whatever a handler raises is an outcome
-        return Outcome(delivery, Event.FAILED, message.attempts, target.policy, message, error=exc)
-    finally:
-        enter_context(None)
-    if answer is None:
-        return HANDLED
-    failed = (delivery, Event.FAILED, message.attempts, target.policy, message)
+        return Outcome(delivery, Event.FAILED, attempts, target.policy, message, error=exc)
+    return HANDLED if answer is None else _answered(context, target.policy, answer)
+
+
+def _answered(context: Context, policy: Policy, answer: object) -> Outcome | None:
+    message = context.message
+    failed = (context.delivery, Event.FAILED, message.attempts, policy, message)
     if isinstance(answer, Retry):
         return Outcome(*failed, error=answer.error, delay_s=answer.delay_s)
     if isinstance(answer, GiveUp):

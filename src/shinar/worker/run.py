@@ -11,6 +11,7 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from shinar.worker.handlers import Handler, Handlers, Step, compile_route
 from shinar.worker.health import Health
 from shinar.worker.limits import Limits, StopReason
 from shinar.worker.pool import Done, LoopThread, Pool
-from shinar.worker.process import Outcome, Target, process
+from shinar.worker.process import Target, process
 from shinar.worker.settle import Settler
 
 log = logging.getLogger("shinar.worker")
@@ -33,6 +34,8 @@ log = logging.getLogger("shinar.worker")
 IDLE_WAIT_S: Final = 1.0
 #: How long the loop waits for a handler before it looks after leases and the queue again.
 BUSY_WAIT_S: Final = 0.05
+#: Most deliveries in hand unless told otherwise; slow handlers get by with a second of work ahead (see Pool).
+DEFAULT_PREFETCH: Final = 1000
 #: Reconnect delays: doubled from the first to the last, with jitter.
 RECONNECT_S: Final = (0.1, 30.0)
 #: A lease is renewed when less than this part of it is left.
@@ -79,11 +82,11 @@ class Worker:
         self._limits = limits or Limits()
         self._stop_timeout_s = stop_timeout_s
         self._concurrency = concurrency
-        self._prefetch = prefetch or max(200, 4 * concurrency)
+        self._prefetch = prefetch or max(DEFAULT_PREFETCH, 4 * concurrency)
         self._loop = LoopThread()
         routes = (handlers if isinstance(handlers, Handlers) else Handlers(handlers)).routes
         self._targets = {
-            urn: Target(compile_route(route, steps, self._loop.run), route.policy or policy)
+            urn: Target(*compile_route(route, steps, self._loop.run), route.policy or policy)
             for urn, route in routes.items()
         }
         self.metrics = metrics or Metrics()
@@ -115,7 +118,8 @@ class _Run:
         self.w = worker
         self.broker = self._connect_first()
         self.settler = Settler(self.broker, worker._clock)
-        self.pool = Pool(self._process, worker._concurrency)
+        decide = partial(process, worker._targets, worker._policy, self.broker.traits)
+        self.pool = Pool(decide, worker._concurrency)
         self.watch = worker._limits.watch(worker._clock)
         self.received = 0
         self.returned = 0
@@ -129,9 +133,6 @@ class _Run:
         self.lease_s: float | None = None
         #: Lease ends after a renewal, by identity of the delivery in hand.
         self.renewed_ms: dict[int, int] = {}
-
-    def _process(self, delivery: Delivery) -> Outcome | None:
-        return process(delivery, self.w._targets, self.w._policy, self.broker.traits)
 
     def loop(self) -> Report:
         while True:
@@ -153,7 +154,7 @@ class _Run:
         if reason is not None:
             return reason
         idle = self._reserve()
-        if self.pool.in_hand:
+        if self.pool.size:
             self._settle(self.pool.collect(BUSY_WAIT_S))
             self._renew()
         elif idle and self.watch.until_empty:
@@ -163,7 +164,7 @@ class _Run:
     def _reserve(self) -> bool:
         """True when the queue was asked and had nothing."""
         now_s = self.w._clock.monotonic_s()
-        in_hand = len(self.pool.in_hand)
+        in_hand = self.pool.size
         wanted = min(self.w._prefetch, self.pool.appetite())
         room = min(wanted - in_hand, self.watch.left(self.received))
         if room <= 0 or (in_hand and (now_s < self.ask_again_s or room < wanted // 4)):
@@ -205,16 +206,17 @@ class _Run:
             return
         self.next_renewal_s = now_s + self.lease_s * RENEW_AT / 4
         now_ms = self.w._clock.epoch_ms()
-        in_hand = self.pool.in_hand
-        self.renewed_ms = {key: until for key, until in self.renewed_ms.items() if key in in_hand}
+        renewed_ms, self.renewed_ms = self.renewed_ms, {}
         due: dict[int, list[Delivery]] = {}
-        for key, delivery in in_hand.items():
+        for delivery in self.pool.in_hand:
             if delivery.lease_until_ms is None:
                 continue
             lease_ms = max(1, delivery.lease_until_ms - delivery.received_ms)
-            if self.renewed_ms.get(key, delivery.lease_until_ms) - now_ms < lease_ms * RENEW_AT:
+            until_ms = renewed_ms.get(id(delivery), delivery.lease_until_ms)
+            if until_ms - now_ms < lease_ms * RENEW_AT:
                 due.setdefault(lease_ms, []).append(delivery)
-                self.renewed_ms[key] = now_ms + lease_ms
+                until_ms = now_ms + lease_ms
+            self.renewed_ms[id(delivery)] = until_ms
         for lease_ms, deliveries in due.items():
             self.broker.extend(deliveries, lease_ms / 1000)
 
@@ -223,13 +225,13 @@ class _Run:
         if reason is not StopReason.EMPTY:
             self._hand_back(self.pool.withdraw() if reason is StopReason.SIGNAL else [])
         deadline_s = self.w._clock.monotonic_s() + self.w._stop_timeout_s
-        while self.pool.in_hand and not self.w._stop_now.is_set():
+        while self.pool.size and not self.w._stop_now.is_set():
             if self.w._clock.monotonic_s() > deadline_s:
                 log.warning("handlers still run after %g s: handing back", self.w._stop_timeout_s)
                 break
             self._settle(self.pool.collect(BUSY_WAIT_S))
             self._renew()
-        self._hand_back(list(self.pool.in_hand.values()))
+        self._hand_back(list(self.pool.in_hand))
         return self._report(reason)
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:
