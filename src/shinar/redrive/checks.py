@@ -128,12 +128,11 @@ def cannot_carry(body: bytes, target: Traits) -> str:
     return ""
 
 
-def swallowed(letter: Letter, target: Traits, now_ms: int, *, same_broker: bool) -> str:
-    """ "" or why the target would confirm the copy and throw it away. A move within one broker travels
-    under an id of its own; a patched copy has a new one anyway."""
-    if target.dedup_window_s is None or same_broker or letter.created_ms is None:
+def swallowed(last_ms: int | None, target: Traits, now_ms: int) -> str:
+    """ "" or why the target would confirm the copy and throw it away: it saw the same id at `last_ms`."""
+    if target.dedup_window_s is None or last_ms is None:
         return ""
-    left_s = (letter.created_ms - now_ms) / 1000 + target.dedup_window_s
+    left_s = (last_ms - now_ms) / 1000 + target.dedup_window_s
     if left_s <= 0:
         return ""
     return f"{DEDUP}: wait {left_s:.0f} s"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -106,6 +107,7 @@ class Redrive:
     def _planned(self, route: Route, write: Callable[[Sequence[Line]], None], *, reserve: bool) -> Plan:
         planner = Planner(route, self._checks(route), self._patch, self._clock)
         planner.generations = self.ledger.generations
+        planner.last_sent_ms = self.ledger.last_sent_ms
         planner.sent_before = lambda names: self.ledger.sent_before(self.url.masked, self.queue, names)
         found = letters(route.source, self.queue, reserve=reserve, clock=self._clock)
         with closing(found) as looked:
@@ -293,6 +295,7 @@ class Redrive:
     def _route(self) -> Iterator[Route]:
         moves = self.target_url == replace(self.url, queue=self.target_url.queue)
         target_traits = traits(self.target_url)
+        traits_of = cache(lambda queue: traits(replace(self.target_url, queue=queue)))
         if self.spec.bypass and not target_traits.headers:
             raise Unsupported(
                 target_traits.name,
@@ -304,7 +307,7 @@ class Redrive:
             log = source.traits.replayable
             target = source if moves else connect(self.target_url, self._clock)
             try:
-                yield Route(source, target, self.spec.to_queue, moves and not log, log, target_traits)
+                yield Route(source, target, self.spec.to_queue, moves and not log, log, traits_of)
             finally:
                 if target is not source:
                     target.close()

@@ -316,6 +316,15 @@ class Ledger:
             found.update(self._run(sql, (source, queue, self._dialect.listed(chunk))))
         return found
 
+    def last_sent_ms(self, id_: str) -> int | None:
+        """When a copy under this very id was sent; patched copies go by their new one."""
+        sql = (
+            "SELECT MAX(at_ms) FROM shinar_redrive_lines WHERE state IN ('published', 'acked') "
+            "AND ((id = %s AND new_id = '') OR new_id = %s)"
+        )
+        found = self._rows(sql, (id_, id_))[0][0] if id_ else None
+        return None if found is None else int(found)
+
     def receipt(self, job_id: str) -> Receipt:
         columns = "state, why, COUNT(*), SUM(bytes)"
         sql = f"SELECT {columns} FROM shinar_redrive_lines WHERE job = %s GROUP BY state, why"

@@ -9,11 +9,11 @@ import msgspec
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ContractError
-from shinar.redrive.checks import Checks, cannot_carry, swallowed
+from shinar.redrive.checks import Checks
 from shinar.redrive.ledger import Line, LineState
 from shinar.redrive.letters import Letter, digest
 from shinar.redrive.patch import Patch
-from shinar.redrive.send import Route, copy_of
+from shinar.redrive.send import Route, SentMs, copy_of
 
 #: Letters checked at once.
 CHUNK: Final = 200
@@ -68,6 +68,7 @@ class Planner:
         #: Digests that a log keeps though they were sent back; given by the ledger.
         self.sent_before: Callable[[Iterable[str]], Iterable[str]] = lambda _: ()
         self.generations: Callable[[Iterable[str]], Any] = lambda _: {}
+        self.last_sent_ms: SentMs = lambda _: None
 
     def plan(
         self,
@@ -105,8 +106,8 @@ class Planner:
         again = self.generations([letter.id for letter in letters if letter.id])
         lines: list[Line] = []
         for (letter, name), why in zip(picked, self._checks.why(letters), strict=True):
-            why = why or self._refusal(letter)
             target = self._route.queue or letter.target(self._route.source.traits)
+            why = why or self._refusal(letter, target)
             size = len(letter.delivery.body)
             state = LineState.SKIPPED if why else LineState.PLANNED
             position = letter.delivery.position
@@ -124,7 +125,7 @@ class Planner:
                 plan.sample.append(Shown(letter.id, letter.urn, target, letter.error, letter.exception))
         return lines
 
-    def _refusal(self, letter: Letter) -> str:
+    def _refusal(self, letter: Letter, target: str) -> str:
         try:
             body, new_id = copy_of(letter), ""
             if self._patch is not None:
@@ -132,10 +133,8 @@ class Planner:
         except ContractError as exc:
             return f"patch: {exc}"
         why = self._checks.refused_copy(body) if self._patch is not None else ""
-        why = why or cannot_carry(body, self._route.traits)
-        if why or new_id:
-            return why
-        return swallowed(letter, self._route.traits, self._clock.epoch_ms(), same_broker=self._route.moves)
+        sent_ms = None if new_id else self.last_sent_ms
+        return why or self._route.refuses(target, letter, body, sent_ms, self._clock.epoch_ms())
 
 
 def _pages(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

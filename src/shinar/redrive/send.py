@@ -50,14 +50,26 @@ class Route(msgspec.Struct, frozen=True):
     moves: bool
     #: The source keeps what was read: nothing is settled there.
     log: bool
-    #: What the target can carry; a queue's own traits may differ from its broker's.
-    traits: Traits
+    #: What a queue of the target can carry; it may differ from queue to queue (SQS).
+    traits_of: Callable[[str], Traits]
 
     @property
     def atomic(self) -> bool:
         return self.moves and self.source.traits.atomic_move
 
+    def refuses(self, queue: str, letter: Letter, body: bytes, sent_ms: SentMs | None, now_ms: int) -> str:
+        """ "" or why this copy cannot arrive there. `sent_ms` is None for a copy with a new id."""
+        target = self.traits_of(queue)
+        why = cannot_carry(body, target)
+        # Within one broker a copy travels under an id of its own; elsewhere under the message's.
+        if why or self.moves or sent_ms is None or target.dedup_window_s is None:
+            return why
+        known = [at_ms for at_ms in (letter.created_ms, sent_ms(letter.id or "")) if at_ms is not None]
+        return swallowed(max(known, default=None), target, now_ms)
 
+
+#: When a message with this id was last sent back, as far as the ledger knows.
+SentMs = Callable[[str], int | None]
 Ready = tuple[Item, Outgoing]
 
 
@@ -146,11 +158,8 @@ class Sender:
                     return None, why
         except ContractError as exc:
             return None, f"patch: {exc}"
-        why = cannot_carry(body, self._route.traits)
-        if not why and not new_id:
-            why = swallowed(
-                item.letter, self._route.traits, self._clock.epoch_ms(), same_broker=self._route.moves
-            )
+        sent_ms = None if new_id else self._ledger.last_sent_ms
+        why = self._route.refuses(item.line.target, item.letter, body, sent_ms, self._clock.epoch_ms())
         return (None, why) if why else ((body, new_id), "")
 
     # -- sending
