@@ -85,6 +85,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=True,
         release_counts=True,
         browse=False,
+        depth_lags=True,
         poison_without_dlq="native",
         gated_without_dlq="native",
         dlq_suffix=DLQ_SUFFIX,

@@ -20,6 +20,7 @@ from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, Unsupported, UsageError
 from shinar.redrive.arrived import advance, mark_logs, settle_doubts
+from shinar.redrive.breaker import Breaker
 from shinar.redrive.checks import Checks, Seen, Validate
 from shinar.redrive.choose import Chosen
 from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState, whoami
@@ -33,8 +34,6 @@ from shinar.redrive.send import Item, Route, Sender
 
 #: Rounds through a queue before what was not met counts as gone.
 ROUNDS: Final = 3
-#: A failure ratio says nothing before so many were sent.
-RATIO_AFTER: Final = 20
 #: Between two looks whether somebody cancelled the job, and two signs of life.
 CHECK_EVERY_S: Final = 1.0
 #: Settlements this shortly before a crash may have been lost with the connection.
@@ -193,7 +192,7 @@ class Redrive:
         one = Pass(
             route.source, self.queue, matcher, _paced(sender, pace), clock=self._clock, batch=pace.batch
         )
-        one.stopped = self._watch(job, sender)
+        one.stopped = self._watch(job, sender, self._arrivals(route, one, sender.breaker))
         one.finished = lambda: job.planned and not self.ledger.open_count(job.id)
         if route.log:
             one.follow()
@@ -271,8 +270,8 @@ class Redrive:
             validate=self._validate,
         )
 
-    def _watch(self, job: Job, sender: Sender) -> Callable[[], bool]:
-        """Whether to end: told to, cancelled from elsewhere, or too much fails."""
+    def _watch(self, job: Job, sender: Sender, arrivals: Callable[[], None]) -> Callable[[], bool]:
+        """Whether to end: told to, cancelled from elsewhere, or too much fails or comes back dead."""
         looked_s = self._clock.monotonic_s()
 
         def stopped() -> bool:
@@ -282,14 +281,22 @@ class Redrive:
                 looked_s = now_s
                 self.ledger.change(job.id, seen_ms=self._clock.epoch_ms())
                 self._stopping |= self.ledger.state_of(job.id) != JobState.RUNNING
-            ratio = self.spec.max_failure_ratio
-            if ratio and sender.tried >= RATIO_AFTER and sender.failed / sender.tried > ratio:
-                note = f"stopped: {sender.failed} of {sender.tried} failed, over the ratio of {ratio:g}"
+                arrivals()
+            if not self._stopping and (note := sender.breaker.why()):
                 self.ledger.change(job.id, state=JobState.PAUSED, note=note)
                 self._stopping = True
             return self._stopping
 
         return stopped
+
+    def _arrivals(self, route: Route, one: Pass, breaker: Breaker) -> Callable[[], None]:
+        """Tells the breaker how many dead letters came since; not where the depth is a guess, a log's
+        group, or changed by the redrive itself."""
+        known = route.source.traits.depth and not route.source.traits.depth_lags
+        if not breaker.ratio or not known or route.log or self.spec.to_queue == self.queue:
+            return lambda: None
+        came = one.arrivals()
+        return lambda: breaker.arrived(came(breaker.sent))
 
     @contextmanager
     def _route(self) -> Iterator[Route]:

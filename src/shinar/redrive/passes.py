@@ -107,6 +107,7 @@ class Pass:
         self._batch = batch
         #: Messages the broker did not hand out though they are there.
         self.unreached = 0
+        self._taken = 0
         #: Asked between batches: True ends the sending, not the tidying up.
         self.stopped: Callable[[], bool] = lambda: False
         #: Asked between batches: True when nothing is left to find.
@@ -127,6 +128,7 @@ class Pass:
         quiet_s = self._clock.monotonic_s()
         while not self.stopped() and not self.finished():
             batch = self._broker.reserve(self._queue, self._batch, WAIT_S)
+            self._taken += len(batch)
             held.renew()
             if not batch:
                 if self._clock.monotonic_s() - quiet_s >= patience_s:
@@ -185,6 +187,26 @@ class Pass:
 
     def depth(self) -> int:
         return self._broker.depth(self._queue).ready or 0
+
+    def arrivals(self) -> Callable[[int], int]:
+        """Begin to count what comes into the queue; asked with the number sent since, it says how many came.
+
+        They come behind all others, so nobody meets them before the end: only the depth tells. In a queue
+        that is turned all stay but the sent; elsewhere all leave `ready` that were taken."""
+        turned = self._broker.traits.release_to == "back"
+        before = self._broker.depth(self._queue)
+        known = (before.ready or 0) + (before.reserved or 0) + (before.delayed or 0)
+        taken = self._taken
+
+        def came(sent: int) -> int:
+            now = self._broker.depth(self._queue)
+            if now.ready is None:
+                return 0
+            if turned:
+                return now.ready + (now.reserved or 0) + (now.delayed or 0) - (known - sent)
+            return now.ready - (known - (self._taken - taken))
+
+        return came
 
     def find(self, name: str) -> int | None:
         """How many messages are before the one with this digest; None when it is not there."""

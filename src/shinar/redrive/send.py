@@ -16,6 +16,7 @@ from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.clock import SYSTEM, Clock
 from shinar.envelope import redrive_copy, unwrap_poison
 from shinar.errors import BrokerError, ContractError, PublishFailed, ShinarError
+from shinar.redrive.breaker import Breaker
 from shinar.redrive.checks import Checks, cannot_carry, swallowed
 from shinar.redrive.ledger import Ledger, Line, LineState
 from shinar.redrive.letters import DIGEST_CHARS, Letter, Nature
@@ -95,8 +96,7 @@ class Sender:
         self._clock = clock
         #: Told a target queue before anything is sent to it.
         self._before = before
-        self.tried = 0
-        self.failed = 0
+        self.breaker = Breaker(spec.max_failure_ratio)
         #: Called with the number of messages that came to their end.
         self.progress: Callable[[int], None] = lambda _: None
 
@@ -165,7 +165,6 @@ class Sender:
     # -- sending
 
     def _deliver(self, queue: str, pairs: Sequence[Ready]) -> list[Delivery]:
-        self.tried += len(pairs)
         try:
             if self._route.moves:
                 return self._moved(pairs, self._route.source.move(queue, [(i.delivery, o) for i, o in pairs]))
@@ -180,7 +179,9 @@ class Sender:
 
     def _moved(self, pairs: Sequence[Ready], lapsed: Sequence[Delivery]) -> list[Delivery]:
         gone = {id(delivery) for delivery in lapsed}
-        self._mark([item for item, _ in pairs if id(item.delivery) not in gone], LineState.ACKED)
+        moved = [item for item, _ in pairs if id(item.delivery) not in gone]
+        self.breaker.succeeded(len(moved))
+        self._mark(moved, LineState.ACKED)
         if gone and self._route.atomic:
             late = [item.with_line(why="") for item, _ in pairs if id(item.delivery) in gone]
             self._mark(late, LineState.PLANNED)
@@ -188,6 +189,7 @@ class Sender:
         return []
 
     def _confirmed(self, items: Sequence[Item]) -> list[Delivery]:
+        self.breaker.succeeded(len(items))
         self._mark(items, LineState.PUBLISHED)
         self._settle(items)
         return []
@@ -210,14 +212,13 @@ class Sender:
         """One message the broker will never take must not stop its neighbours."""
         if len(pairs) == 1:
             return self._fail([pairs[0][0]], exc)
-        self.tried -= len(pairs)
         left: list[Delivery] = []
         for pair in pairs:
             left += self._deliver(queue, [pair])
         return left
 
     def _fail(self, items: Sequence[Item], exc: ShinarError) -> list[Delivery]:
-        self.failed += len(items)
+        self.breaker.failed(len(items))
         self._mark([item.with_line(why=f"{exc.code}: {exc}"[:300]) for item in items], LineState.FAILED)
         return [item.delivery for item in items]
 

@@ -82,6 +82,8 @@ class Traits:
     # -- looking
     browse: bool = True
     depth: bool = True
+    #: `depth` is an estimate of some seconds ago (SQS): good to show, not to decide by.
+    depth_lags: bool = False
 
     # -- settling what nobody may handle
     poison_without_dlq: WithoutDeadLetters = "retry"
