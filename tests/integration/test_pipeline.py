@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from servers.process import free_port
 from shinar.brokers import connect, parse
 from shinar.brokers.contract import Outgoing
 from shinar.envelope import build, encode
@@ -118,22 +120,39 @@ def test_nothing_lost_nothing_twice(tmp_path: Path) -> None:
     assert len(column(store, "batches", "batch")) == len(set(column(store, "batches", "batch")))
 
 
+def scraped(port: int, name: str, run: subprocess.Popen[str]) -> dict[str, float]:
+    """The endpoint's figures by name, as soon as this one is among them."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while run.poll() is None:
+        with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+        found = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line}
+        if name in found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"the run ended before it told {name}")
+
+
 def test_ctrl_c_finishes_the_batch_in_hand(tmp_path: Path) -> None:
     url, queue, lake = f"sqlite://{tmp_path}/queue.db", "orders", tmp_path / "lake"
     broker = connect(parse(url))
-    bodies = [encode(build("urn:babel:orders:created", {"n": n}, queue=queue)) for n in range(400)]
+    bodies = [encode(build("urn:babel:orders:created", {"n": n}, queue=queue)) for n in range(800)]
     broker.publish(queue, [Outgoing(body=body) for body in bodies])
-    run = start(url, queue, lake, "--max-records", "40", "--no-typed")
+    port = free_port()
+    run = start(url, queue, lake, "--max-records", "40", "--no-typed", "--metrics-port", str(port))
     assert run.stderr is not None
     for line in run.stderr:
         if line.startswith("batch "):
             break
+    figures = scraped(port, "shinar_pipeline_lag", run)
+    assert figures["shinar_pipeline_lag"] % 40 == 0 < figures["shinar_pipeline_lag"] < 800
+    assert figures["shinar_pipeline_received_total"] >= 40
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=300)
     assert run.returncode == 130, err[-3000:]
     told = json.loads(out)
     store = existing_store(lake)
-    assert told["messages"] == len(column(store, "messages", "id")) < 400
+    assert told["messages"] == len(column(store, "messages", "id")) < 800
     left = broker.depth(queue)
     # At most the batch that Spark had planned already is frozen and waits for the next run.
-    assert 400 - told["messages"] - left.ready <= 40
+    assert 800 - told["messages"] - left.ready <= 40

@@ -16,7 +16,9 @@ from pyspark.sql import functions as F
 
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.envelope import build, encode, judge
+from shinar.observe import Metrics
 from shinar.pipeline import schema
+from shinar.pipeline.figures import Figures
 from shinar.pipeline.judged import judged_frame
 from unit.pipeline.fuzz import bodies as fuzzed
 
@@ -104,6 +106,11 @@ def test_available_now_drains_the_queue_in_bounded_batches(spark, url, broker, t
     assert (depth.ready, depth.reserved) == (0, 0)
     lag = json.loads(query.recentProgress[0].sources[0].latestOffset)
     assert lag == {"lag": {"orders": {"ready": 250, "reserved": 0, "delayed": 0}}}
+    metrics, left = Metrics(), []
+    for progress in query.recentProgress:
+        Figures(metrics, "job").progress(progress)
+        left.append(metrics.value("shinar_pipeline_lag", queue="orders"))
+    assert left == [150, 50, 0]
 
 
 def test_a_second_run_goes_on_where_the_first_stopped(spark, url, broker, tmp_path):

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -111,7 +113,7 @@ def _register_run(steps: Any) -> None:
         "--handlers", metavar="MODULE:FUNCTION", help="called with the Pipeline before it starts"
     )
     run.add_argument("--master", help="Spark master (default local[*])")
-    add_settings(run, "queue", "lake", "registry")
+    add_settings(run, "queue", "lake", "registry", "metrics_port")
     add_output(run)
     run.set_defaults(run=run_job)
 
@@ -123,13 +125,32 @@ def run_job(args: argparse.Namespace) -> int:
     counter = _Counter(args, job)
     pipeline.on_batch = counter
     stopper = _Stopper(pipeline, quiet=args.quiet)
-    with stopper:
+    with stopper, _served(pipeline, settings["metrics_port"]):
         summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
     counter.close()
     _tell(args, summary)
     if stopper.asked:
         return 130
     return 1 if summary.handler_failures else 0
+
+
+@contextmanager
+def _served(pipeline: Pipeline, port: int) -> Iterator[None]:
+    """/metrics, /healthz and /readyz while the job runs; ready as long as its query lives."""
+    if not port:
+        yield
+        return
+    from shinar.clock import SYSTEM
+    from shinar.worker.health import Endpoint, Health
+
+    health = Health(SYSTEM)
+    health.connected(True)
+    pipeline.on_glance = lambda: health.polled(0)
+    endpoint = Endpoint(pipeline.metrics, health, port=port)
+    try:
+        yield
+    finally:
+        endpoint.close()
 
 
 def _job(args: argparse.Namespace, settings: Settings) -> dict[str, Any]:

@@ -22,8 +22,10 @@ import msgspec
 from shinar.brokers import parse
 from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import ConfigError
+from shinar.errors import ConfigError, Unsupported
+from shinar.observe import Metrics
 from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
+from shinar.pipeline.figures import Figures
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
 from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
 from shinar.pipeline.session import register
@@ -101,6 +103,7 @@ class Pipeline:
         settings: Settings | None = None,
         rules: Rules | None = None,
         clock: Clock = SYSTEM,
+        metrics: Metrics | None = None,
         **given: Any,
     ) -> None:
         chosen = _settings(settings or Settings(), rules or Rules(), given)
@@ -111,12 +114,16 @@ class Pipeline:
         self.job = self._settings.job or _job_name(self._settings)
         if not _JOB.fullmatch(self.job):
             raise ConfigError("letters, digits, _ and . only", setting="job")
+        self.metrics = metrics or Metrics()
+        self._figures = Figures(self.metrics, self.job)
         self._handlers: list[Handler] = []
         self._stopping = threading.Event()
         self._in_hand = threading.Event()
         self._totals = _Totals()
         #: Called after every batch, on the driver.
         self.on_batch: Callable[[Manifest], None] | None = None
+        #: Called about once a second while `run` waits and the query lives.
+        self.on_glance: Callable[[], None] | None = None
 
     @property
     def store(self) -> Store:
@@ -153,6 +160,13 @@ class Pipeline:
 
     def start(self, *, once: bool = False, interval: str | None = None) -> StreamingQuery:
         """The stream as Spark's own query object, for programs that have other things to do."""
+        if type(self._spark).__module__.startswith("pyspark.sql.connect"):
+            raise Unsupported(
+                "Spark Connect",
+                "carry the job's own steps, which belong beside the driver",
+                "run it with a classic session (shinar pipeline run --master ...); format('shinar') itself "
+                "works over Connect",
+            )
         self._stopping.clear()
         checkpoint = self._checkpoint()
         epoch = _epoch(checkpoint)
@@ -211,8 +225,10 @@ class Pipeline:
                 manifest = journal.record(prepared)
             journal.carry_out(manifest)
             self._totals.add(manifest)
+            self._figures.batch(manifest)
         failed = self._runner().after(session, manifest)
         self._totals.failures += [f"{p.batch.name}: {p.error}" for p in failed]
+        self._figures.failures(len(failed))
         if self.on_batch is not None:
             self.on_batch(manifest)
 
@@ -253,11 +269,18 @@ class Pipeline:
 
         try:
             while not query.awaitTermination(_GLANCE_S):
+                self._glance(query)
                 if self._stopping.is_set() and not self._in_hand.is_set():
                     query.stop()
         except StreamingQueryException as exc:
             if not (self._stopping.is_set() and _Stopping.__name__ in str(exc)):
                 raise
+        self._glance(query)
+
+    def _glance(self, query: StreamingQuery) -> None:
+        self._figures.progress(query.lastProgress)
+        if self.on_glance is not None:
+            self.on_glance()
 
 
 class _Totals:
