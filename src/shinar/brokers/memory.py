@@ -41,6 +41,7 @@ OPTIONS: Final = frozenset({"lease_s"})
 
 class _Item(msgspec.Struct, gc=False):
     number: int
+    position: str
     body: bytes
     headers: Mapping[str, str]
     key: bytes | None
@@ -100,7 +101,7 @@ class _Space:
 
     def put(self, name: str, message: Outgoing, now_ms: int) -> None:
         number = next(self.numbers)
-        item = _Item(number, message.body, message.headers, message.key, now_ms)
+        item = _Item(number, str(number), message.body, message.headers, message.key, now_ms)
         queue = self.queue(name)
         if message.delay_s > 0:
             heapq.heappush(queue.delayed, (now_ms + int(message.delay_s * 1000), number, item))
@@ -182,7 +183,7 @@ class MemoryBroker:
                 count,
                 now_ms,
                 until_ms,
-                str(item.number),
+                item.position,
             )
             taken.append(delivery)
         return taken
@@ -264,7 +265,7 @@ class MemoryBroker:
                 key=item.key,
                 native_count=item.deliveries,
                 received_ms=item.since_ms,
-                position=str(item.number),
+                position=item.position,
             )
 
     def depth(self, queue: str) -> Depth:

@@ -27,7 +27,7 @@ from shinar.envelope.model import (
 )
 from shinar.envelope.trace import TraceParent, extract_trace
 from shinar.envelope.urn import Urn, advise, matches, parse_urn
-from shinar.envelope.verdict import classify, judge, parse_strict
+from shinar.envelope.verdict import classify, judge, parse_strict, read
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -60,6 +60,7 @@ __all__ = [
     "parse_strict",
     "parse_urn",
     "poison_record",
+    "read",
     "redrive_copy",
     "reencode",
     "retry_copy",

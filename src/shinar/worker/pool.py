@@ -127,24 +127,21 @@ class Pool:
             self._run_chunk(chunk)
 
     def _run_chunk(self, chunk: list[Delivery]) -> None:
-        handled: list[Delivery] = []
         outcomes: list[Outcome] = []
-        process = self._process
         started_s = time.monotonic()
         done = 0
         # A look at the clock every few messages, and from the first on: the guess may have been bad.
         while done < len(chunk) and (done == 0 or time.monotonic() - started_s < 2 * CHUNK_S):
-            for delivery in chunk[done : done + LOOK_EVERY]:
-                outcome = process(delivery)
-                if outcome is None:
-                    handled.append(delivery)
-                else:
-                    outcomes.append(outcome)
+            outcomes.extend(filter(None, map(self._process, chunk[done : done + LOOK_EVERY])))
             done += LOOK_EVERY
         leave_context()
-        spent_s = time.monotonic() - started_s
-        self._cost_s += 0.5 * (spent_s / (len(handled) + len(outcomes)) - self._cost_s)
-        self._results.put(_Finished(chunk, handled, outcomes, chunk[done:]))
+        handled, rest = chunk[:done], chunk[done:]
+        cost_s = (time.monotonic() - started_s) / len(handled)
+        self._cost_s = cost_s if self._cost_s == FIRST_GUESS_S else (self._cost_s + cost_s) / 2
+        if outcomes:
+            others = {id(outcome.delivery) for outcome in outcomes}
+            handled = [delivery for delivery in handled if id(delivery) not in others]
+        self._results.put(_Finished(chunk, handled, outcomes, rest))
 
 
 class LoopThread:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from shinar.brokers import Delivery
-from shinar.envelope import Kind, Message, judge
+from shinar.envelope import Kind, Message, judge, read
 from shinar.settlement import Event, Policy, Traits, gated, reconcile
 from shinar.worker.context import Context, GiveUp, Retry, enter_context
 from shinar.worker.handlers import Handler
@@ -40,8 +40,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
 #: Kept apart from Outcome: the common case must not cost an object.
 HANDLED: Final = None
-#: Looked up once: reading a member of an Enum class is slow, and this runs once per message.
-_ACCEPTED: Final = Kind.ACCEPTED
 
 
 def process(
@@ -55,12 +53,13 @@ def process(
         )
     if delivery.refused:
         return _unusable(delivery, Kind.POISON, delivery.refused, policy, traits)
-    verdict = judge(delivery.body)
-    message = verdict.message
-    if message is None or verdict.kind is not _ACCEPTED:
-        return _unusable(
-            delivery, verdict.kind, f"{verdict.reason} {verdict.pointer}".strip(), policy, traits
-        )
+    message = read(delivery.body)
+    if message is None:
+        verdict = judge(delivery.body)
+        message = verdict.message
+        if message is None or verdict.kind is not Kind.ACCEPTED:
+            why = f"{verdict.reason} {verdict.pointer}".strip()
+            return _unusable(delivery, verdict.kind, why, policy, traits)
     attempts = reconcile(traits, message.attempts, delivery.native_count, delivery.properties)
     if attempts != message.attempts:
         message = msgspec.structs.replace(message, attempts=attempts)
