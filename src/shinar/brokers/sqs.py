@@ -7,8 +7,10 @@ change of that timeout, never a second send, so the broker's own receive count s
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -81,6 +83,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=1,
         gate_property="bq-schema-version",
         lease_s=_lease_s(url),
+        max_lease_s=float(MAX_VISIBILITY_S),
         lasting_lease=True,
         portable_receipts=True,
         release_counts=True,
@@ -200,21 +203,30 @@ class SqsBroker:
                 until_s = self._clock.monotonic_s()
 
     def _receive_more(self, queue: str, limit: int, found: list[Delivery]) -> list[Delivery]:
-        """Fill up without waiting, as long as every request brings all it may."""
-        full = len(found) == wire.BATCH
-        while full and len(found) < limit:
-            left = limit - len(found)
-            wanted = [min(wire.BATCH, left - at) for at in range(0, left, wire.BATCH)][: self._connections]
-            asked = [self._pool.submit(self._receive, queue, count, 0) for count in wanted]
-            for request, count in zip(asked, wanted, strict=True):
-                try:
-                    got = request.result()
-                except BrokerError as exc:
-                    # What is already here must not be thrown away with it; the next call meets the error.
-                    log.warning("sqs queue %s: a parallel receive failed: %s", queue, exc)
-                    got = []
-                full = full and len(got) == count
-                found += got
+        """Fill up without waiting, over all connections, as long as every request brings all it may."""
+        left = limit - len(found)
+        if len(found) < wire.BATCH or left <= 0:
+            return found
+        wanted = deque(min(wire.BATCH, left - at) for at in range(0, left, wire.BATCH))
+
+        def receive() -> list[Delivery]:
+            taken: list[Delivery] = []
+            with suppress(IndexError):  # another connection had the last one
+                while wanted:
+                    count = wanted.popleft()
+                    got = self._receive(queue, count, 0)
+                    taken += got
+                    if len(got) < count:
+                        wanted.clear()
+            return taken
+
+        asked = [self._pool.submit(receive) for _ in range(min(len(wanted), self._connections))]
+        for request in asked:
+            try:
+                found += request.result()
+            except BrokerError as exc:
+                # What is already here must not be thrown away with it; the next call meets the error.
+                log.warning("sqs queue %s: a parallel receive failed: %s", queue, exc)
         return found
 
     def _receive(self, queue: str, count: int, wait_s: int) -> list[Delivery]:

@@ -9,9 +9,21 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
+from shinar.errors import Unsupported
+from shinar.settlement.traits import Traits
 
 #: Part of a lease after which it is renewed.
 RENEW_AFTER: Final = 0.4
+#: Leases a held message is hidden for where the broker lets us choose: a whole dead-letter queue cannot be
+#: renewed every few seconds. After a crash it stays hidden for so long at most.
+HOLD_LEASES: Final = 10
+
+
+def hold_s(traits: Traits) -> float | None:
+    """The lease of held messages; None where the connection holds them."""
+    if traits.lease_s is None or traits.max_lease_s is None:
+        return traits.lease_s
+    return max(traits.lease_s, min(HOLD_LEASES * traits.lease_s, traits.max_lease_s))
 
 
 class Held:
@@ -21,8 +33,11 @@ class Held:
         self._broker = broker
         self._clock = clock
         self._held: list[Delivery] = []
+        #: So many at the beginning have the long lease.
+        self._long = 0
         self._lease_s = broker.traits.lease_s
-        self._renewed_s = clock.monotonic_s()
+        self._hold_s = hold_s(broker.traits)
+        self._renewed_s = self._lengthened_s = clock.monotonic_s()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -34,14 +49,35 @@ class Held:
 
     def renew(self) -> None:
         """Cheap unless it is time. A lease that was lost all the same has given its message back."""
-        if self._lease_s is None or not self._held:
+        if self._lease_s is None or self._hold_s is None or not self._held:
             return
-        if self._clock.monotonic_s() - self._renewed_s < self._lease_s * RENEW_AFTER:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._renewed_s >= self._lease_s * RENEW_AFTER:
+            self._renewed_s = now_s
+            self._extend(self._long, len(self._held), self._hold_s)
+        if self._long and now_s - self._lengthened_s >= self._hold_s * RENEW_AFTER:
+            self._lengthened_s = now_s
+            self._extend(0, self._long, self._hold_s)
+
+    def _extend(self, start: int, end: int, lease_s: float) -> None:
+        part = self._held[start:end]
+        if not part:
             return
-        self._renewed_s = self._clock.monotonic_s()
-        lost = {id(delivery) for delivery in self._broker.extend(self._held, self._lease_s)}
-        if lost:
-            self._held = [delivery for delivery in self._held if id(delivery) not in lost]
+        began_s = self._clock.monotonic_s()
+        lost = {id(delivery) for delivery in self._broker.extend(part, lease_s)}
+        took_s = self._clock.monotonic_s() - began_s
+        kept = [delivery for delivery in part if id(delivery) not in lost] if lost else part
+        self._held[start:end] = kept
+        if self._lease_s != self._hold_s:
+            self._long = start + len(kept)
+        if took_s > (1 - RENEW_AFTER) * lease_s:
+            raise Unsupported(
+                self._broker.traits.name,
+                f"hold {len(self._held):,} messages: renewing them takes {took_s:.0f} s, "
+                f"and a lease is {lease_s:g} s",
+                "take a longer one (?lease_s=, on Service Bus the queue's LockDuration too), or choose what "
+                "comes first with --limit",
+            )
 
     def release(self) -> None:
         """In one call: a broker that puts messages to the front must know all of them to keep their order.
@@ -51,5 +87,6 @@ class Held:
         quorum queues).
         """
         held, self._held = self._held, []
+        self._long = 0
         if held and self._lease_s is not None:
             self._broker.release(held)

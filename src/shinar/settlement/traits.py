@@ -64,6 +64,8 @@ class Traits:
     attempts_property: str = "bq-attempts"
     #: Seconds a reservation lasts unless extended; None when it ends with the connection only.
     lease_s: float | None = None
+    #: Longest lease `extend` may give; None where it can only give `lease_s` again, or need not be asked.
+    max_lease_s: float | None = None
     #: A reservation ends by time alone: it outlives connections, and restarts of the server.
     lasting_lease: bool = False
     #: ack, release and extend work from another process that holds the pickled receipt.
