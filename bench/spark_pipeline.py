@@ -31,7 +31,6 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 from pyspark.sql import SparkSession  # noqa: E402
 
 from shinar.pipeline.job import Pipeline  # noqa: E402
-from shinar.pipeline.judged import judged_frame  # noqa: E402
 from shinar.pipeline.session import session  # noqa: E402
 
 #: Rows per Parquet file of the input.
@@ -123,7 +122,7 @@ def pipeline(spark: SparkSession, source: Path, work: Path, rows: int, *, typed:
     lake = work / f"lake-{uuid.uuid4().hex[:6]}"
     started = time.perf_counter()
     job = Pipeline(spark, lake=str(lake), job="bench", typed=typed)
-    done = job.process(judged_frame(spark.read.parquet(str(source))))
+    done = job.process(spark.read.parquet(str(source)))
     spent = time.perf_counter() - started
     if done.received != rows or not done.balanced:
         raise SystemExit(f"the pipeline lost rows: {done}")

@@ -27,15 +27,12 @@ def is_dlq(queue: str | None) -> bool:
 def select(staged: DataFrame, history: DataFrame | None) -> DataFrame:
     """Rows of the `dead_letters` table. The same death delivered twice is one dead letter.
 
-    `staged` has every received row with `file` and `row`; a record without an id is always kept.
+    `staged` has every dead letter received, with its `file_name` and `row_index`; a record without an id is
+    always kept.
     """
-    named = F.lower("queue")
-    on_dlq = F.lit(False)
-    for ending in DLQ_ENDINGS:
-        on_dlq = on_dlq | named.endswith(ending)
     death = F.when(F.col("id_hash").isNotNull(), F.xxhash64("id", "dl_failed_at", "dl_reason"))
-    dead = staged.where(F.col("dl_reason").isNotNull() | on_dlq).withColumn("id_hash", death)
-    order = Window.partitionBy("id_hash").orderBy("received_at", "position", "file", "row")
+    dead = staged.withColumn("id_hash", death)
+    order = Window.partitionBy("id_hash").orderBy("received_at", "position", "file_name", "row_index")
     once = dead.withColumn("rank", F.row_number().over(order)).where("id_hash is null or rank = 1")
     if history is not None:
         once = once.join(history.select("id_hash"), "id_hash", "left_anti")

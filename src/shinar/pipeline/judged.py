@@ -109,8 +109,11 @@ def judged_batch(batch: pa.RecordBatch, broker: str = "archive") -> pa.RecordBat
 
 def judged_frame(archive: DataFrame) -> DataFrame:
     """A DataFrame with a `body` column (and any of the delivery columns) as judged rows."""
-    wanted = [name for name in archive.columns if name in _DELIVERY_TYPES]
-    return archive.select(*wanted).mapInArrow(judge_batches, schema.SPARK)
+    return archive.select(*raw_columns(archive)).mapInArrow(judge_batches, schema.SPARK)
+
+
+def raw_columns(archive: DataFrame) -> list[str]:
+    return [name for name in archive.columns if name in _DELIVERY_TYPES]
 
 
 def assemble(judged: Judged, delivery: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:

@@ -20,6 +20,7 @@ from shinar.pipeline.delta import DeltaStore
 from shinar.pipeline.job import Pipeline
 from shinar.pipeline.maintenance import compact
 from shinar.pipeline.manifest import Balance, BatchId
+from shinar.pipeline.split import Parts
 from unit.pipeline.lakes import NOON, envelope, rows, spark, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -174,9 +175,9 @@ def test_queues_balance_each(tmp_path: Path) -> None:
 def test_what_does_not_add_up_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = Line._split
 
-    def losing(self: Line, *args: object) -> dict:
+    def losing(self: Line, *args: object) -> Parts:
         parts = split(self, *args)
-        parts["quarantine"] = []
+        del parts.files["quarantine"]
         return parts
 
     monkeypatch.setattr(Line, "_split", losing)

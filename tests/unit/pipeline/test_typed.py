@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from shinar.errors import ConfigError
 from shinar.pipeline.typed import (
     MAX_COLUMNS,
-    Block,
     Columns,
     as_text,
     coerce,
@@ -23,6 +22,7 @@ from shinar.pipeline.typed import (
     decode,
     load_registry,
 )
+from shinar.pipeline.typed_block import Block
 
 
 def learn(*payloads: str) -> Columns:
