@@ -4,6 +4,9 @@
 
 Bare is the fastest use of pulsar-client we can write that does the same work: batching off, asynchronous
 sends with the contract's properties, every confirmation awaited; received, read and acknowledged one by one.
+`handled` is a whole worker on both sides, from the first call of the handler to the last. Consuming has no
+round trip to save on Pulsar: its client takes messages ahead and acknowledges in the background, for
+everybody, so all three are near what that client can do.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pulsar
+from babelqueue import BabelQueue
 from babelqueue.pulsar_transport import PulsarTransport
 
 import _brokers
+from shinar import Limits, Worker
+from shinar.brokers import connect
 from shinar.brokers.projection import facts_of
 
 BATCH = 100
@@ -39,10 +46,44 @@ def main() -> None:
     _brokers.compare("publish", publish, server.url, count, max(200, count // 20))
     # The same number for all: a few hundred would be in the client before the clock starts.
     _brokers.compare("consume", consume, server.url, count, count)
+    ours, theirs = (best(run, server.url, count) for run in (ours_handled, sdk_handled))
+    print(f"handled: shinar {ours:,.0f}/s, babelqueue {theirs:,.0f}/s (x{ours / theirs:.1f})")
+
+
+def best(run: Callable[[str, int], float], url: str, count: int) -> float:
+    return max(count / run(url, count) for _ in range(_brokers.ROUNDS))
 
 
 def sdk(url: str) -> PulsarTransport:
     return PulsarTransport(url, client=pulsar.Client(url, logger=QUIET))
+
+
+def ready(url: str, count: int) -> str:
+    """A queue with that many messages and nothing else."""
+    queue = _brokers.filled(url, count)
+    broker = connect(url)
+    broker.ack(broker.reserve(queue, 1, 10))
+    broker.close()
+    return queue
+
+
+def ours_handled(url: str, count: int) -> float:
+    marks: list[float] = []
+    handlers = {_brokers.URN: lambda _message: marks.append(time.perf_counter())}
+    Worker(url, handlers, queue=ready(url, count), limits=Limits(max_messages=count)).run()
+    assert len(marks) == count, len(marks)
+    return marks[-1] - marks[0]
+
+
+def sdk_handled(url: str, count: int) -> float:
+    marks: list[float] = []
+    transport = sdk(url)
+    app = BabelQueue(transport=transport, queue=ready(url, count))
+    app.handler(_brokers.URN)(lambda _data, _meta: marks.append(time.perf_counter()))
+    app.consume(max_messages=count, timeout=10)
+    transport.close()
+    assert len(marks) == count, len(marks)
+    return marks[-1] - marks[0]
 
 
 def bare_publish(url: str, count: int) -> float:

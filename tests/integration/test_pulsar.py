@@ -161,6 +161,17 @@ def test_without_the_admin_address_nothing_is_pretended(place):
         next(broker.browse(place.queue))
 
 
+def test_the_servers_own_limit_counts_whatever_the_url_says(place):
+    broker = place.open(max_body_bytes=50_000_000)
+    # Larger than the server takes, though not than its limit without the framing: it would jam the producer.
+    with pytest.raises(BodyTooLarge, match="5177344"):
+        broker.publish(place.queue, [Outgoing(envelope()), Outgoing(b"x" * 5_242_800)])
+    with pytest.raises(BrokerError, match="maxMessageSize"):
+        broker.publish(place.queue, [Outgoing(b"x" * 5_177_344, {"h": "x" * 1_000_000})])
+    broker.publish(place.queue, [Outgoing(b"x" * 5_177_344)])
+    assert len(take(broker, place.queue, 1)[0].body) == 5_177_344
+
+
 def test_refusals(place):
     broker = place.open(max_body_bytes=1000)
     with pytest.raises(BodyTooLarge, match="1000"):

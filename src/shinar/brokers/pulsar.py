@@ -8,6 +8,7 @@ which Pulsar counts; a delayed one is a confirmed copy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -40,8 +41,10 @@ DEFAULT_SUBSCRIPTION: Final = "babelqueue"
 DEFAULT_NAMESPACE: Final = "public/default"
 #: Milliseconds the message waits, told beside it as the contract wants.
 DELAY_PROPERTY: Final = "bq-delay"
-#: A server's default is 5 MiB with properties and framing.
-DEFAULT_BODY_BYTES: Final = 5 * 1024 * 1024 - 64 * 1024
+#: Left of a server's limit for properties and framing.
+_FRAMING_BYTES: Final = 64 * 1024
+#: A server's default is 5 MiB.
+DEFAULT_BODY_BYTES: Final = 5 * 1024 * 1024 - _FRAMING_BYTES
 #: Messages the client takes ahead. They wait here while a handler runs, so it is small.
 DEFAULT_PREFETCH: Final = 100
 #: Shortest the client can do; a released message comes back about this much later.
@@ -92,7 +95,10 @@ class PulsarBroker:
         self._admin = (
             Admin(url.option("admin"), url.option("token"), self._timeout_s) if url.option("admin") else None
         )
-        greet(url, self._timeout_s)
+        server_bytes = greet(url, self._timeout_s)
+        self._max_body_bytes = self._traits.max_body_bytes or DEFAULT_BODY_BYTES
+        if server_bytes is not None:
+            self._max_body_bytes = min(self._max_body_bytes, max(1, server_bytes - _FRAMING_BYTES))
         self._client = open_client(url, self._timeout_s)
         self._producers: dict[str, Any] = {}
         self._consumers: dict[str, Any] = {}
@@ -195,10 +201,10 @@ class PulsarBroker:
         if self._closed:
             return
         self._closed = True
-        with pulsar_errors():
-            for consumer in self._consumers.values():
-                consumer.close()
-            self._client.close()
+        for resource in (*self._consumers.values(), self._client):
+            # A line that is dead already needs no goodbye.
+            with suppress(BrokerUnavailable), pulsar_errors():
+                resource.close()
 
     # --
 
@@ -233,9 +239,8 @@ class PulsarBroker:
         return producer
 
     def _parcel(self, queue: str, message: Outgoing, key: str | None = None) -> Parcel:
-        limit = self._traits.max_body_bytes or DEFAULT_BODY_BYTES
-        if len(message.body) > limit:
-            raise BodyTooLarge(len(message.body), limit, broker=BROKER, queue=queue)
+        if len(message.body) > self._max_body_bytes:
+            raise BodyTooLarge(len(message.body), self._max_body_bytes, broker=BROKER, queue=queue)
         properties = {name: str(value) for name, value in project(BROKER, message).headers.items()}
         properties.pop(DELAY_PROPERTY, None)
         if message.delay_s > 0:

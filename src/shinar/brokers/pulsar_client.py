@@ -55,6 +55,8 @@ def our_error(name: str, text: str, queue: str = "") -> BrokerError:
         return BrokerFull(
             f"{text}; the backlog quota or the send queue is used up", broker=BROKER, queue=queue
         )
+    if name == "MessageTooBig":
+        text = "body and headers together are over the server's maxMessageSize"
     if name in ("UnsupportedVersionError", "ChecksumError", "InvalidMessage"):
         return ProtocolViolation(text, broker=BROKER, queue=queue)
     return BrokerError(f"{text} ({name})", broker=BROKER, queue=queue)

@@ -1,7 +1,8 @@
 """The first words of Pulsar's protocol, spoken by hand before the client library does; knows no more of it.
 
 The library takes a refused login for a server that is silent and tries on until its time is up; what the
-server said is lost. Asked here, a wrong token is told at once, and so is an address where nobody is.
+server said is lost. Asked here, a wrong token is told at once, and so is an address where nobody is. The
+answer also tells how large a message may be: one that is larger jams the library's producer for good.
 """
 
 from __future__ import annotations
@@ -27,23 +28,22 @@ _DENIED: Final = frozenset({3, 4})
 _MOST_BYTES: Final = 64 * 1024
 
 
-def greet(url: BrokerUrl, timeout_s: float) -> None:
-    """Return when one of the URL's hosts lets us in; else the error that says why not."""
+def greet(url: BrokerUrl, timeout_s: float) -> int | None:
+    """The largest message of the first host that lets us in, in bytes (None: it does not say); when none
+    does, the error that says why not."""
     hello = _frame(url.option("token"), "tls" if url.option("tls_cert") else "")
     failure: BrokerError | None = None
     for host, port in _addresses(url):
         try:
-            _ask(url, host, port, hello, timeout_s)
+            return _ask(url, host, port, hello, timeout_s)
         except BrokerError as exc:
             # A refusal says more than the silence of another host.
             failure = exc if failure is None or not exc.transient else failure
-        else:
-            return
     assert failure is not None
     raise failure
 
 
-def _ask(url: BrokerUrl, host: str, port: int, hello: bytes, timeout_s: float) -> None:
+def _ask(url: BrokerUrl, host: str, port: int, hello: bytes, timeout_s: float) -> int | None:
     try:
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(socket.create_connection((host, port), timeout_s))
@@ -63,13 +63,15 @@ def _ask(url: BrokerUrl, host: str, port: int, hello: bytes, timeout_s: float) -
         raise BrokerUnavailable(
             f"{host}:{port} does not answer: {exc}; is it up and the address right?", broker=BROKER
         ) from None
-    _judge(dict(_fields(answer)), f"{host}:{port}")
+    return _judge(dict(_fields(answer)), f"{host}:{port}")
 
 
-def _judge(answer: dict[int, int | bytes], place: str) -> None:
+def _judge(answer: dict[int, int | bytes], place: str) -> int | None:
     kind = answer.get(1)
     if kind in (_CONNECTED, _CHALLENGE):
-        return
+        welcome = answer.get(_CONNECTED)
+        most = dict(_fields(welcome)).get(3) if isinstance(welcome, bytes) else None
+        return most if isinstance(most, int) else None
     said = answer.get(_ERROR)
     if kind != _ERROR or not isinstance(said, bytes):
         raise ProtocolViolation(f"{place} speaks something else than Pulsar", broker=BROKER)

@@ -7,6 +7,7 @@ objects are only ever touched on the I/O thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +22,10 @@ from shinar.brokers.rabbitmq_frames import Content, Stream, Tap
 
 #: Largest single write to the socket.
 WRITE_BYTES: Final = 256 * 1024
+
+# What went wrong is raised, once; pika would log every failed attempt in seven lines of its own.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 _T = TypeVar("_T")
 

@@ -312,4 +312,6 @@ def _error(exc: redis.RedisError, queue: str) -> BrokerError:
         return ProtocolViolation("a key of this queue holds another type; choose another name", **where)
     if "OOM" in text:
         return BrokerFull("out of memory; consume, or raise maxmemory", **where)
+    if "invalid bulk length" in text:
+        text = "a body is over its proto-max-bulk-len; raise that, or send a reference"
     return BrokerError(f"refused: {text}", **where)

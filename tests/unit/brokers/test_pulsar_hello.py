@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -30,7 +30,7 @@ def answering(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
         def serve() -> None:
             for answer in answers:
                 link, _ = listening.accept()
-                with link:
+                with link, suppress(ConnectionError):  # the caller may hang up at the first byte
                     heard.append(link.recv(10_000))
                     for byte in answer:
                         link.sendall(bytes([byte]))
@@ -43,7 +43,7 @@ def answering(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
 
 def test_a_server_that_lets_us_in_hears_the_token() -> None:
     with answering(WELCOME) as (port, heard):
-        greet(parse(f"pulsar://127.0.0.1:{port}?token=" + "t" * 300), 5)
+        assert greet(parse(f"pulsar://127.0.0.1:{port}?token=" + "t" * 300), 5) == 5 * 1024 * 1024
     assert b"t" * 300 in heard[0]
     assert int.from_bytes(heard[0][:4], "big") == len(heard[0]) - 4
 
