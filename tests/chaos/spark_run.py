@@ -19,6 +19,8 @@ from servers.process import free_port
 
 HOME = Path(pyspark.__file__).parent
 PACKAGE = "org.apache.spark.deploy"
+#: Processes that are about to be shot have no time for the optimising compiler to pay back.
+SHORT_LIVES = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 #: Generous: a loaded machine needs minutes for what takes seconds.
 DEADLINE_S = 300.0
 
@@ -133,8 +135,7 @@ class Job:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Short lives: no time for the optimising compiler to pay back.
-            env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            env={**os.environ, **SHORT_LIVES},
         )
         return Run(process)
 
@@ -182,6 +183,7 @@ def _java(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
+        **SHORT_LIVES,
     }
     with open(folder / f"{name}.log", "w") as log:
         command = [str(HOME / "bin" / "spark-class"), *arguments]

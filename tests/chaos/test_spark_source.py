@@ -29,7 +29,7 @@ from shinar.brokers import connect, traits
 
 HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
 #: Messages, kills, most messages a batch may take.
-COUNT, KILLS, BATCH = (200_000, 22, 10_000) if HEAVY else (6_000, 3, 500)
+COUNT, KILLS, BATCH = (200_000, 24, 15_000) if HEAVY else (6_000, 3, 500)
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600 if HEAVY else 900)]
 
@@ -94,14 +94,15 @@ class Chaos:
         self._stack.close()
 
     def _wait(self, run: Run) -> None:
-        """To a random point: most often of a batch, now and then of the start."""
-        if self.dice.random() < 0.8:
-            seen = run.batches
+        """To a random point: of a batch, or of whatever is going on."""
+        if not run.batches or self.dice.random() < 0.5:
+            seen = run.batches if self.dice.random() < 0.8 else -1
             until("a batch", lambda: run.batches > seen or not run.alive)
         time.sleep(self.dice.uniform(0.0, 4.0))
 
     def _shoot(self, run: Run) -> None:
-        kinds = ["driver", "jvm", "worker"] + ["executor", "executor", "worker"] * bool(self.cluster)
+        # A driver takes the longest to come back, so executors get the larger share.
+        kinds = ["driver", "jvm", "worker"] + ["executor", "executor", "worker"] * 2 * bool(self.cluster)
         kind = self.dice.choice(kinds)
         victims = {
             "driver": list,
@@ -116,6 +117,7 @@ class Chaos:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.dice.choice(victims), signal.SIGKILL)
         self.shot[kind] += 1
+        print(f"shot {kind}", time.strftime("%H:%M:%S"), f"after {run.batches} batches", flush=True)
         if kind == "jvm":
             run.process.wait(timeout=120)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -341,3 +343,22 @@ def test_a_checkpoint_that_was_set_back_is_an_error_or_goes_on(spark, url, broke
     with pytest.raises(PySparkException, match="failOnDataLoss"):
         run()
     run(failOnDataLoss="false")
+
+
+@pytest.mark.skipif(not os.environ.get("SHINAR_HEAVY"), reason="a JVM of its own: set SHINAR_HEAVY=1")
+def test_spark_connect_reads_streams_and_writes(tmp_path):
+    """In a process of its own: one process has either classic sessions or remote ones."""
+    pytest.importorskip("grpc", reason="pip install 'pyspark[connect]'")
+    program = Path(__file__).with_name("spark_connect_program.py")
+    with open(tmp_path / "log", "wb") as log:
+        done = subprocess.run(
+            [sys.executable, program, tmp_path], stdout=subprocess.PIPE, stderr=log, timeout=500
+        )
+    assert done.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["session"].startswith("pyspark.sql.connect")
+    assert found["browsed"] == {"accepted": 100, "poison": 1}
+    assert found["written"] == 1
+    assert found["lag"] == {"lag": {"orders": {"ready": 101, "reserved": 0, "delayed": 0}}}
+    assert (found["left"], found["copied"]) == (0, True)
+    assert "run it with a classic session" in found["pipeline"]
