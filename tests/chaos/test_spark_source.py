@@ -66,13 +66,13 @@ class Chaos:
         """Shoot so many times. Restarts of the broker are spread among the shots."""
         due = {(number + 1) * kills // (len(restarts) + 1): act for number, act in enumerate(restarts)}
         run = self.start()
-        for number in range(kills):
+        while (number := self.shot.total()) < kills:
             if not run.alive:
                 run = self.start()
             self._wait(run)
-            if number in due:
+            if act := due.pop(number, None):
                 with self.calm:
-                    due[number]()
+                    act()
                 self._wait(run)
             self._shoot(run)
         run.close()
@@ -104,14 +104,17 @@ class Chaos:
         # A driver takes the longest to come back, so executors get the larger share.
         kinds = ["driver", "jvm", "worker"] + ["executor", "executor", "worker"] * 2 * bool(self.cluster)
         kind = self.dice.choice(kinds)
-        victims = {
-            "driver": list,
+        find = {
+            "driver": lambda: [run.process.pid],
             "jvm": lambda: run.pids(b"SparkSubmit"),
             "executor": lambda: self.cluster.executors() if self.cluster else [],
             "worker": lambda: self.cluster.readers() if self.cluster else run.pids(b"pyspark.daemon"),
-        }[kind]()
-        if not victims:
-            kind = "driver"
+        }[kind]
+        # The last shot may have left none: until the next one is up, or the driver has given up.
+        victims = until(f"a {kind} to shoot at", lambda: find() or not run.alive)
+        if not run.alive:
+            return
+        if kind == "driver":
             run.kill()
         else:
             with contextlib.suppress(ProcessLookupError):
