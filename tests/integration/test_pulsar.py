@@ -172,6 +172,20 @@ def test_the_servers_own_limit_counts_whatever_the_url_says(place):
     assert len(take(broker, place.queue, 1)[0].body) == 5_177_344
 
 
+def test_what_an_earlier_connection_received_has_lapsed(place):
+    first = place.open()
+    first.publish(place.queue, [Outgoing(envelope(n)) for n in range(3)])
+    held = take(first, place.queue, 3)
+    first.close()
+    second = place.open()
+    again = take(second, place.queue, 3)
+    assert second.ack(held) == second.release(held) == tuple(held)
+    assert second.release(held, 5.0) == second.extend(held, 5.0) == tuple(held)
+    assert second.move(place.queue, [(held[0], Outgoing(b"{}"))]) == (held[0],)
+    assert second.ack(again) == ()
+    assert second.reserve(place.queue, 10, 0.5) == []
+
+
 def test_refusals(place):
     broker = place.open(max_body_bytes=1000)
     with pytest.raises(BodyTooLarge, match="1000"):

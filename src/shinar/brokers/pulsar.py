@@ -124,35 +124,32 @@ class PulsarBroker:
         return [_delivery(message, queue, Receipt(consumer, message), now_ms) for message in messages]
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        lapsed = self._lapsed(deliveries)
         with pulsar_errors():
-            for delivery in deliveries:
-                if not self._closed:
-                    delivery.receipt.consumer.acknowledge(delivery.receipt.message)
-        return self._lapsed(deliveries)
+            for delivery in self._held(deliveries):
+                delivery.receipt.consumer.acknowledge(delivery.receipt.message)
+        return lapsed
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
-        if self._closed:
-            return tuple(deliveries)
+        held = self._held(deliveries)
         if delay_s > 0:
-            for queue in {delivery.queue for delivery in deliveries}:
-                mine = [delivery for delivery in deliveries if delivery.queue == queue]
+            for queue in {delivery.queue for delivery in held}:
+                mine = [delivery for delivery in held if delivery.queue == queue]
                 self._copy_then_ack(queue, mine, [_again(delivery, delay_s) for delivery in mine])
-            return ()
-        with pulsar_errors():
-            for delivery in deliveries:
-                delivery.receipt.consumer.negative_acknowledge(delivery.receipt.message)
-        return ()
+        else:
+            with pulsar_errors():
+                for delivery in held:
+                    delivery.receipt.consumer.negative_acknowledge(delivery.receipt.message)
+        return self._lapsed(deliveries)
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
-        originals = [delivery for delivery, _ in copies]
-        if self._closed:
-            return tuple(originals)
+        held = [(delivery, message) for delivery, message in copies if self._is_held(delivery)]
         parcels = [
             self._parcel(queue, message, _text_key(message.key) or delivery.receipt.message.partition_key())
-            for delivery, message in copies
+            for delivery, message in held
         ]
-        self._copy_then_ack(queue, originals, parcels)
-        return ()
+        self._copy_then_ack(queue, [delivery for delivery, _ in held], parcels)
+        return self._lapsed([delivery for delivery, _ in copies])
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         """Nothing to do: a message is ours until we settle it or the connection ends."""
@@ -263,8 +260,15 @@ class PulsarBroker:
         if failure is not None:
             raise failure
 
+    def _is_held(self, delivery: Delivery) -> bool:
+        """Still ours: what an earlier connection received, the server has handed out again."""
+        return not self._closed and delivery.receipt.consumer is self._consumers.get(delivery.queue)
+
+    def _held(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [delivery for delivery in deliveries if self._is_held(delivery)]
+
     def _lapsed(self, deliveries: Sequence[Delivery]) -> Lapsed:
-        return tuple(deliveries) if self._closed else ()
+        return tuple(delivery for delivery in deliveries if not self._is_held(delivery))
 
 
 def _receive(consumer: Any, queue: str, limit: int, wait_ms: int) -> list[Any]:
