@@ -133,9 +133,13 @@ def _details(letter: Letter) -> dict[str, Any]:
 
 def _print_details(row: dict[str, Any]) -> None:
     print(f"--- {row['id'] or row['position']}  {row['nature']}  {row['fingerprint']}")
-    died = time_text(row["failed_at"])
-    print(f"died     {died} on {row['original_queue'] or '?'}, attempts {row['attempts']}")
-    print(f"error    {row['exception'] or row['reason'] or ''}: {row['error'] or ''}")
+    if row["failed_at"] is None and row["original_queue"] is None:
+        print(f"died     it does not say; made {time_text(row['created_at'])}, attempts {row['attempts']}")
+    else:
+        place = row["original_queue"] or "a queue it does not name"
+        print(f"died     {time_text(row['failed_at'])} on {place}, attempts {row['attempts']}")
+    causes = [text for text in (row["exception"] or row["reason"], row["error"]) if text]
+    print(f"error    {': '.join(causes) or 'it does not say'}")
     if row["redriven"]:
         print(f"again    died again after redrive {row['redriven']}")
     if row["headers"]:

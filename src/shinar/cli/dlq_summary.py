@@ -135,6 +135,9 @@ def _print(summary: Summary, rows: list[dict[str, Any]]) -> None:
     from shinar.redrive import sparkline
 
     kinds = len(summary.groups)
+    if not kinds:
+        print("no dead letters are there, or none that were asked for")
+        return
     print(
         f"{summary.total:,} dead letter{'' if summary.total == 1 else 's'} of {kinds:,} "
         f"kind{'' if kinds == 1 else 's'}, {summary.bytes:,} bytes\n"
@@ -150,3 +153,5 @@ def _print(summary: Summary, rows: list[dict[str, Any]]) -> None:
         )
         if row["template"]:
             print(f"{'':>12}  {row['template'][:_TEMPLATE]}")
+    if len(rows) < kinds:
+        print(f"\n{kinds - len(rows):,} more kind{'' if kinds - len(rows) == 1 else 's'}; see --limit")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.common import Progress, add_output, add_settings, address, emit, settings_of
-from shinar.cli.redrive_jobs import WHY, cancel, print_receipt, show_list, show_status, undo_plan
+from shinar.cli.redrive_jobs import cancel, print_receipt, reason, show_list, show_status, undo_plan
 from shinar.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
@@ -43,9 +43,13 @@ def register(commands: Any) -> None:
     group.add_argument("--to", default="", metavar="QUEUE|URL", help="another queue, or another broker")
     group.add_argument("--dry-run", action="store_true", help="only tell what would happen; read only")
     group.add_argument("--rehearse", metavar="MODULE:HANDLERS", help="run these handlers over a sample first")
-    group.add_argument("--sample", type=int, default=100, help="messages a rehearsal runs (default 100)")
+    group.add_argument(
+        "--sample", type=_positive, default=100, help="messages a rehearsal runs (default 100)"
+    )
     group.add_argument("--rate", default="", help="at most so many a second: 200/s")
-    group.add_argument("--max-failure-ratio", type=float, default=0.0, help="stop when more than this fails")
+    group.add_argument(
+        "--max-failure-ratio", type=_ratio, default=0.0, help="stop when more than this fails or dies again"
+    )
     group.add_argument("--bypass", action="store_true", help="mark copies with bq-replay-bypass")
     group.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="'data.x = SQL'", help="change one member"
@@ -73,7 +77,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--where", default="", help="an SQL expression over the envelope")
     group.add_argument("--fingerprint", default="", help="one kind of failure, by the beginning of its name")
     group.add_argument("--since", default="", help="died since: 24h, 7d, or a date and time (UTC)")
-    group.add_argument("--limit", type=int, help="so many at most")
+    group.add_argument("--limit", type=_positive, help="so many at most")
     group.add_argument("--ids", metavar="FILE", help="only the message ids in this file, one a line")
     group.add_argument(
         "--reserve", action="store_true", help="read by reserving where a broker cannot be browsed"
@@ -121,7 +125,7 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
         raise ConfigError("nobody is here to confirm; add --yes", setting="--yes")
     job, plan = redrive.prepare(reserve=args.reserve)
     if not args.quiet:
-        _show_plan(plan.as_dict(), f"redrive {job.id}")
+        _show_plan(plan.as_dict(), f"redrive {job.id}", len(redrive.spec.ids))
     if plan.sendable and not args.yes:
         try:
             _confirm(plan.sendable)
@@ -177,7 +181,7 @@ def _dry_run(args: argparse.Namespace, redrive: Redrive) -> int:
     if args.json:
         emit(plan)
     else:
-        _show_plan(plan, "dry run", sys.stdout)
+        _show_plan(plan, "dry run", len(redrive.spec.ids), sys.stdout)
         print("nothing was changed")
     return 0
 
@@ -206,14 +210,18 @@ def _say_side_effect(args: argparse.Namespace, url: Any) -> None:
         print(SIDE_EFFECT.format(broker=found.name, order=""), file=sys.stderr)
 
 
-def _show_plan(plan: dict[str, Any], title: str, out: Any = None) -> None:
+def _show_plan(plan: dict[str, Any], title: str, ids: int, out: Any = None) -> None:
     out = out or sys.stderr
-    print(f"{title}: {plan['selected']:,} of {plan['looked']:,} dead letters are meant", file=out)
+    looked = f"{plan['looked']:,}" if plan["complete"] else f"the first {plan['looked']:,}"
+    print(f"{title}: {plan['selected']:,} of {looked} dead letters are meant", file=out)
+    if ids and plan["complete"] and plan["selected"] < ids:
+        print(f"  {ids - plan['selected']:>9,} of {ids:,} ids were not found", file=out)
     for queue, count in sorted(plan["targets"].items()):
         print(f"  {count:>9,} would go to {queue}", file=out)
-    print(f"  {plan['bytes']:>9,} bytes", file=out)
+    if plan["sendable"]:
+        print(f"  {plan['bytes']:>9,} bytes", file=out)
     for why, count in sorted(plan["why_skipped"].items()):
-        print(f"  {count:>9,} skipped: {WHY.get(why, why)}", file=out)
+        print(f"  {count:>9,} skipped: {reason(why, plan['examples'])}", file=out)
     if plan["already"]:
         print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
     if plan["died_again"]:
@@ -312,6 +320,22 @@ def _with_queue(url: Any, queue: str) -> Any:
     from dataclasses import replace
 
     return replace(url, queue=queue or url.queue)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; write 0.2 for a fifth")
+    return ratio
 
 
 def since_ms(text: str) -> int | None:

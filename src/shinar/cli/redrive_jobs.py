@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,19 +25,32 @@ WHY: Final = {
     "schema": "the schema would refuse it (--include-invalid, or fix it with --set)",
     "dedup window": "the target would swallow it as a duplicate; wait, or give it a new id with --set",
     "no target": "no original queue known; name one with --to",
+    "patch": "the change does not fit it",
+    "too large": "the target takes no message of that size",
+    "not text": "the target carries text only",
+    "gone": "no longer in the queue: somebody else took it",
 }
+#: Kinds whose first reason is worth reading.
+_TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window"})
+
+
+def reason(kind: str, examples: Mapping[str, str]) -> str:
+    """A kind of skipped messages in words, with an example where that helps."""
+    detail = examples.get(kind, "").partition(": ")[2] if kind in _TELLING else ""
+    return WHY.get(kind, kind) + (f" (e.g. {detail[:120]})" if detail else "")
 
 
 def show_list(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    for job in ledger.jobs(args.limit or 50):
+    jobs = ledger.jobs(args.limit or 50)
+    if not jobs and not args.quiet:
+        print("no redrive yet", file=sys.stderr)
+    for job in jobs:
         receipt = ledger.receipt(job.id)
         if args.json:
-            emit(_job_row(job) | {"receipt": receipt.as_dict()})
+            emit(_job_row(job, ledger) | {"receipt": receipt.as_dict()})
         else:
-            print(
-                f"{job.id}  {job.state:<9} {receipt.published:>8,} of {receipt.selected:>8,} sent  "
-                f"{job.who}  {job.source}"
-            )
+            sent = f"{receipt.published:>8,} of {receipt.selected:>8,} sent"
+            print(f"{job.id}  {_state(job, ledger):<11} {sent}  {job.who}  {job.source}")
     return 0
 
 
@@ -44,13 +58,16 @@ def show_status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -
     job = ledger.job(args.id)
     receipt = ledger.receipt(job.id)
     if args.json:
-        emit(_job_row(job) | {"receipt": receipt.as_dict()})
+        emit(_job_row(job, ledger) | {"receipt": receipt.as_dict()})
     else:
         at = datetime.fromtimestamp(job.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        print(f"redrive {job.id}: {job.state} ({job.note or 'no remarks'})")
+        note = f" ({job.note})" if job.note not in ("", job.state) else ""
+        print(f"redrive {job.id}: {_state(job, ledger)}{note}")
         print(f"  {job.who}, {at}\n  from {job.source} queue {job.queue}\n  to   {_target(job)}")
         print(f"  {_filter(job)}")
-        print_receipt(receipt)
+        print_receipt(receipt, title=False)
+        if _state(job, ledger) == "interrupted" and not args.quiet:
+            print(f"its runner is gone; go on with: shinar redrive resume {job.id}", file=sys.stderr)
     return 0 if receipt.adds_up else 1
 
 
@@ -60,7 +77,7 @@ def cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int
     job = ledger.job(args.id)
     if job.state == JobState.DONE:
         raise ConfigError(f"redrive {job.id} is done; see undo-plan", setting="id")
-    running = job.state == JobState.RUNNING
+    running = job.state == JobState.RUNNING and ledger.alive(job)
     ledger.change(job.id, state=JobState.CANCELLED, note="cancelled")
     if not running:
         ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
@@ -86,8 +103,9 @@ def undo_plan(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> 
     return 0
 
 
-def print_receipt(receipt: Receipt) -> None:
-    print(f"redrive {receipt.job}: {receipt.state}")
+def print_receipt(receipt: Receipt, *, title: bool = True) -> None:
+    if title:
+        print(f"redrive {receipt.job}: {receipt.state}")
     print(f"  {receipt.selected:>9,} selected")
     print(f"  {receipt.published:>9,} published ({receipt.bytes:,} bytes)")
     if receipt.maybe_twice:
@@ -96,7 +114,7 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  {receipt.died_again:>9,} of them died again since")
     print(f"  {receipt.skipped:>9,} skipped")
     for why, count in sorted(receipt.why_skipped.items()):
-        print(f"  {'':>9}   {count:,} {WHY.get(why, why)}")
+        print(f"  {'':>9}   {count:,} {reason(why, receipt.examples)}")
     print(f"  {receipt.failed:>9,} failed")
     for why, count in sorted(receipt.why_failed.items()):
         print(f"  {'':>9}   {count:,} {why}")
@@ -104,18 +122,33 @@ def print_receipt(receipt: Receipt) -> None:
         print(f"  {receipt.left:>9,} not done yet")
 
 
-def _job_row(job: Job) -> dict[str, Any]:
+def _job_row(job: Job, ledger: Ledger) -> dict[str, Any]:
     import msgspec
 
     row = msgspec.structs.asdict(job)
-    return row | {"spec": json.loads(job.spec)}
+    return row | {"state": _state(job, ledger), "spec": json.loads(job.spec)}
+
+
+def _state(job: Job, ledger: Ledger) -> str:
+    """The ledger cannot know that a runner was killed; who looks can."""
+    from shinar.redrive import JobState
+
+    if job.state == JobState.RUNNING and not ledger.alive(job):
+        return "interrupted"
+    return job.state
 
 
 def _filter(job: Job) -> str:
-    spec = {
-        name: value for name, value in json.loads(job.spec).items() if value not in ("", None, [], 0, False)
-    }
-    return ", ".join(f"{name} {value}" for name, value in spec.items()) or "all of them"
+    """What was asked for; what is as usual goes without saying."""
+    import msgspec
+
+    from shinar.redrive import Spec
+
+    usual = json.loads(msgspec.json.encode(Spec()))
+    asked = {name: value for name, value in json.loads(job.spec).items() if value != usual.get(name)}
+    if "ids" in asked:
+        asked["ids"] = f"({len(asked['ids'])} of them)"
+    return ", ".join(f"{name} {value}" for name, value in asked.items()) or "all of them"
 
 
 def _target(job: Job) -> str:

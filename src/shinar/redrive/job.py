@@ -99,7 +99,12 @@ class Redrive:
         """A job in the ledger with a line for every chosen message; nothing is sent yet."""
         with self._route() as route:
             job = self._new_job(planned=True)
-            plan = self._planned(route, lambda lines: self._number(job.id, lines), reserve=reserve)
+            try:
+                plan = self._planned(route, lambda lines: self._number(job.id, lines), reserve=reserve)
+            except BaseException:
+                self.ledger.change(job.id, state=JobState.CANCELLED, note="not planned to its end")
+                self.ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
+                raise
             self.ledger.change(job.id, anchor=plan.anchor)
             return self.ledger.job(job.id), plan
 

@@ -196,12 +196,13 @@ class Ledger:
         """Become the only runner of a job. A runner that died, or has been silent, is replaced."""
         me = f"{socket.gethostname()}:{os.getpid()}"
         current = self.job(job.id)
-        if current.state == JobState.RUNNING and current.runner != me and self._alive(current):
+        if current.state == JobState.RUNNING and current.runner != me and self.alive(current):
             raise UsageError(f"redrive {job.id} is being run by {current.runner}; cancel it there first")
         self.change(job.id, runner=me, state=JobState.RUNNING, seen_ms=self.clock.epoch_ms())
         return me
 
-    def _alive(self, job: Job) -> bool:
+    def alive(self, job: Job) -> bool:
+        """Whether the runner of a running job is still there, as far as can be seen from here."""
         host, _, pid = job.runner.rpartition(":")
         if host == socket.gethostname() and pid.isdigit():
             try:

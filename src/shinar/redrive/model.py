@@ -23,7 +23,7 @@ class Spec(msgspec.Struct, frozen=True):
     to_queue: str = ""
     bypass: bool = False
     rate_per_s: float = 0.0
-    #: 0 never stops; 0.2 stops when a fifth of what was sent failed or died again.
+    #: 0 never stops; 0.2 stops when a fifth of the last sends failed, or of what was sent is dead again.
     max_failure_ratio: float = 0.0
     include_poison: bool = False
     include_version: bool = False
@@ -55,6 +55,8 @@ class Receipt(msgspec.Struct, frozen=True):
     bytes: int = 0
     why_skipped: dict[str, int] = {}
     why_failed: dict[str, int] = {}
+    #: Kind of `why_skipped` -> one of its reasons in full.
+    examples: dict[str, str] = {}
     #: Of the published ones: found dead again by a later redrive.
     died_again: int = 0
 
@@ -74,6 +76,7 @@ class Receipt(msgspec.Struct, frozen=True):
             bytes=size,
             why_skipped=_kinds(counts.get("skipped", {})),
             why_failed=dict(counts.get("failed", {})),
+            examples={why.partition(":")[0]: why for why in sorted(counts.get("skipped", {}), reverse=True)},
         )
 
     @property

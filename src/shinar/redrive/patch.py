@@ -34,7 +34,10 @@ class Patch:
                 body = _replaced(body, ("data", *path), _value(expression, row, body))
         if self._function is not None:
             message = judge(body).message
-            changed = self._function(message.data if message else {})
+            try:
+                changed = self._function(message.data if message else {})
+            except Exception as exc:  # the outermost edge: somebody else's code, and its fault is the finding
+                raise ContractError(f"the function raised {type(exc).__name__}: {exc}"[:300]) from exc
             if not isinstance(changed, dict):
                 raise ContractError("the patch function did not return an object", pointer="/data")
             body = _replaced(body, ("data",), msgspec.json.encode(changed))

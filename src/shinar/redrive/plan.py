@@ -41,6 +41,10 @@ class Plan(msgspec.Struct):
     bytes: int = 0
     targets: dict[str, int] = {}
     why_skipped: dict[str, int] = {}
+    #: Kind of reason -> the first one in full.
+    examples: dict[str, str] = {}
+    #: False when looking ended at a limit.
+    complete: bool = True
     #: Sent back from this log before, and therefore not selected again.
     already: int = 0
     #: Of the sendable ones: sent back before, they died again.
@@ -98,6 +102,7 @@ class Planner:
             plan.anchor = plan.anchor or next((name for name in names if name not in going), "")
             write(lines)
             if limit is not None and plan.selected >= limit and plan.anchor:
+                plan.complete = False
                 break
         return plan
 
@@ -116,6 +121,7 @@ class Planner:
                 kind = why.partition(":")[0]
                 plan.skipped += 1
                 plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
+                plan.examples.setdefault(kind, why)
                 continue
             plan.sendable += 1
             plan.died_again += letter.id in again

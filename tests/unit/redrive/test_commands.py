@@ -135,6 +135,55 @@ def test_the_count_must_be_typed(url: str, run: Run, monkeypatch: pytest.MonkeyP
     assert all(job["receipt"]["left"] == 0 for job in jobs)
 
 
+def test_a_killed_runner_is_told(
+    url: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shinar.redrive import Ledger, Redrive, Spec
+
+    ledger = Ledger(tmp_path / "ledger.db")
+    job, _ = Redrive(url, Spec(where="lang = 'php'", limit=5), ledger=ledger).prepare()
+    ledger.take_over(job)
+    gone = f"{ledger.job(job.id).runner.partition(':')[0]}:{2**22 + 1}"  # no process has such a number
+    ledger.change(job.id, runner=gone)
+    ledger.close()
+    assert main(["redrive", "status", job.id]) == 1
+    out, err = capsys.readouterr()
+    assert f"redrive {job.id}: interrupted" in out
+    assert "where lang = 'php', limit 5\n" in out
+    assert f"shinar redrive resume {job.id}" in err
+    code, (cancelled,), _ = run("redrive", "cancel", job.id)
+    assert (code, cancelled["state"], cancelled["receipt"]["left"]) == (0, "cancelled", 0)
+
+
+def test_a_function_that_fails_is_told(url: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mend_badly.py").write_text("def mend(data):\n    return data['nosuch']\n")
+    code, (plan,), _ = run("redrive", url, "--dry-run", "--patch", "mend_badly:mend", "--limit", "3")
+    assert (code, plan["why_skipped"], plan["complete"]) == (0, {"patch": 3}, False)
+    assert "KeyError" in plan["examples"]["patch"]
+    code, (receipt,), _ = run(
+        "redrive", url, "--yes", "--patch", "mend_badly:mend", "--limit", "3", "--quiet"
+    )
+    assert (code, receipt["published"], receipt["why_skipped"]) == (0, 0, {"patch": 3})
+    assert count(url, "orders.dlq") == 48
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["redrive", "URL", "--limit", "0", "--yes"],
+        ["redrive", "URL", "--max-failure-ratio", "3", "--yes"],
+    ],
+)
+def test_numbers_out_of_range(
+    words: list[str], url: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*[url if word == "URL" else word for word in words])
+    assert ended.value.code == 2
+    assert "is no" in capsys.readouterr().err
+    assert count(url, "orders.dlq") == 48
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -13,7 +13,6 @@ from shinar.errors import Unsupported
 from shinar.redrive.hold import Held
 from shinar.settlement import Traits
 
-
 #: Ten leases of 30 seconds.
 HOLD_S = 300.0
 
