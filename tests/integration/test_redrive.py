@@ -11,7 +11,7 @@ import pytest
 from cases import embedded
 from redrive_letters import KINDS, ROWS, Place, drained, everything, open_place, plant
 from shinar.envelope import redrive_copy
-from shinar.redrive import Ledger, Redrive, Spec, letters, summarise
+from shinar.redrive import JobState, Ledger, Redrive, Spec, letters, summarise
 
 __all__ = ["embedded"]
 
@@ -97,3 +97,33 @@ def same(place: Place, found: list[bytes], expected: list[bytes]) -> None:
         assert found == expected
     else:
         assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.timeout(180)
+def test_what_another_consumer_has_prefetched_is_told(
+    tmp_path: Path, live_server: Callable[..., Any], request: pytest.FixtureRequest, ledger: Ledger
+) -> None:
+    """Pulsar hands a whole window to the first consumer that asks, looked at or not."""
+    bare = open_place("pulsar", tmp_path, live_server, request)
+    conf = live_server("pulsar").home / "standalone.conf"
+    if not conf.exists():
+        pytest.skip("this Pulsar has no admin address: nothing can be seen that is not handed out")
+    port = next(line for line in conf.read_text().splitlines() if line.startswith("webServicePort="))
+    admin = f"http://127.0.0.1:{port.partition('=')[2]}"
+    place = Place("pulsar", f"{bare.url}?admin={admin}", bare.queue, bare.dlq)
+    with place.broker() as broker:
+        planted = plant(broker, place.dlq, place.queue, 10)
+    redrive = Redrive(place.redrive_url(), ledger=ledger)
+    job, plan = redrive.prepare()
+    assert plan.sendable == 10
+    with place.broker() as other:
+        taken = other.reserve(place.dlq, 1, 20.0)
+        assert len(taken) == 1
+        receipt = redrive.run(job)
+        assert receipt.state == JobState.PAUSED
+        assert receipt.left == 10 - receipt.published > 0
+        assert "another consumer" in ledger.job(job.id).note
+    done = Redrive(place.redrive_url(), ledger=ledger).resume(job.id)
+    assert (done.published, done.adds_up) == (10, True)
+    with place.broker() as broker:
+        assert sorted(drained(broker, place.queue)) == sorted(redrive_copy(dead) for dead in planted)

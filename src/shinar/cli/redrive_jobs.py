@@ -28,7 +28,7 @@ WHY: Final = {
     "patch": "the change does not fit it",
     "too large": "the target takes no message of that size",
     "not text": "the target carries text only",
-    "gone": "no longer in the queue: somebody else took it",
+    "gone": "not handed out: no longer in the queue, or another consumer holds it",
 }
 #: Kinds whose first reason is worth reading.
 _TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window"})

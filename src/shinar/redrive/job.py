@@ -24,8 +24,8 @@ from shinar.redrive.breaker import Breaker
 from shinar.redrive.checks import Checks, Seen, Validate
 from shinar.redrive.choose import Chosen
 from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState, whoami
-from shinar.redrive.letters import Letter
-from shinar.redrive.look import UNREACHED, letters
+from shinar.redrive.letters import Letter, digest
+from shinar.redrive.look import UNREACHED, browse, letters
 from shinar.redrive.model import Receipt, Spec
 from shinar.redrive.passes import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass, Send
 from shinar.redrive.patch import Function, Patch
@@ -39,6 +39,10 @@ CHECK_EVERY_S: Final = 1.0
 #: Settlements this shortly before a crash may have been lost with the connection.
 DOUBT_MS: Final = 5_000
 GONE: Final = "gone"
+HELD_ELSEWHERE: Final = (
+    "{count} of them are in the queue and were not handed out: another consumer of it holds them, or has "
+    "them prefetched; stop it and resume"
+)
 
 
 class Redrive:
@@ -231,19 +235,33 @@ class Redrive:
             note = UNREACHED.format(count=self._unreached)
             self.ledger.change(job.id, state=JobState.PAUSED, note=note)
             return self.ledger.receipt(job.id)
+        if elsewhere := self._held_elsewhere(job, route):
+            self.ledger.change(job.id, state=JobState.PAUSED, note=HELD_ELSEWHERE.format(count=elsewhere))
+            return self.ledger.receipt(job.id)
         close = self.ledger.close_open
         # Not met, though the whole queue was searched: a published one was settled after all, an intent
         # whose original is gone was moved, and the rest was taken by somebody else.
         close(job.id, LineState.ACKED, None, LineState.PUBLISHED)
         if route.moves:
             close(job.id, LineState.ACKED, None, LineState.INTENT)
-        close(
-            job.id, LineState.SKIPPED, f"{GONE}: no longer in the queue", LineState.PLANNED, LineState.INTENT
-        )
+        close(job.id, LineState.SKIPPED, f"{GONE}: not handed out", LineState.PLANNED, LineState.INTENT)
         if route.log:
             advance(self.ledger, self.url, route.source, self.queue, self.url.masked)
         self.ledger.change(job.id, state=JobState.DONE, note="")
         return self.ledger.receipt(job.id)
+
+    def _held_elsewhere(self, job: Job, route: Route) -> int:
+        """Messages we meant to send and were not handed, though they are still there."""
+        known = route.source.traits
+        unmet = {line.digest for line in self.ledger.lines_in(job.id, LineState.PLANNED, LineState.INTENT)}
+        if route.log or not unmet:
+            return 0
+        seen = browse(route.source, self.queue, clock=self._clock) if known.browse else ()
+        visible = sum(digest(delivery, known) in unmet for delivery in seen)
+        if visible or known.lease_s is None or not known.depth or known.depth_lags:
+            return visible
+        # Most do not show what is reserved. What we had in hand ourselves is settled or given back by now.
+        return min(len(unmet), route.source.depth(self.queue).reserved or 0)
 
     def _paused(self, job: Job) -> Receipt:
         if self.ledger.state_of(job.id) == JobState.CANCELLED:

@@ -294,6 +294,23 @@ def test_the_failure_ratio_stops(
     assert len(bodies(broker, "orders.dlq")) == 1200
 
 
+def test_what_another_consumer_holds_is_not_gone(url: str, broker: Broker, ledger: Ledger) -> None:
+    planted = plant(broker, "orders.dlq", "orders", 10)
+    redrive = Redrive(url, ledger=ledger)
+    job, plan = redrive.prepare()
+    assert plan.sendable == 10
+    other = connect(url)
+    held = other.reserve("orders.dlq", 3, 0)
+    receipt = redrive.run(job)
+    assert (receipt.state, receipt.published, receipt.left) == (JobState.PAUSED, 7, 3)
+    assert "another consumer" in ledger.job(job.id).note
+    other.release(held)
+    other.close()
+    done = Redrive(url, ledger=ledger).resume(job.id)
+    assert (done.published, done.adds_up) == (10, True)
+    assert sorted(bodies(broker, "orders")) == sorted(redrive_copy(dead) for dead in planted)
+
+
 def test_cancelled_from_elsewhere(url: str, broker: Broker, ledger: Ledger) -> None:
     plant(broker, "orders.dlq", "orders", 24)
     redrive = Redrive(url, ledger=ledger)
