@@ -15,7 +15,8 @@ PASSWORD = "secret"
 HELLO = b"AMQP\x03\x01\x00\x00"
 LAUNCHER = Path(__file__).resolve().parents[1] / "ArtemisLauncher.java"
 
-#: As `artemis create` writes it, but for sizes and directories.
+#: As `artemis create` writes it, but for sizes and directories. Queues under `fixed.` are not made on first
+#: use, and those under `small.` hold 100 kB.
 CONFIG = """<configuration xmlns="urn:activemq">
   <core xmlns="urn:activemq:core">
     <name>shinar-test</name>
@@ -50,6 +51,14 @@ CONFIG = """<configuration xmlns="urn:activemq">
         <auto-create-addresses>true</auto-create-addresses>
         <auto-delete-queues>false</auto-delete-queues>
         <auto-delete-addresses>false</auto-delete-addresses>
+      </address-setting>
+      <address-setting match="fixed.#">
+        <auto-create-queues>false</auto-create-queues>
+        <auto-create-addresses>false</auto-create-addresses>
+      </address-setting>
+      <address-setting match="small.#">
+        <max-size-bytes>100000</max-size-bytes>
+        <address-full-policy>FAIL</address-full-policy>
       </address-setting>
     </address-settings>
     <addresses>
