@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -211,23 +210,23 @@ class SqsBroker:
 
         def receive() -> list[Delivery]:
             taken: list[Delivery] = []
-            with suppress(IndexError):  # another connection had the last one
+            try:
                 while wanted:
                     count = wanted.popleft()
                     got = self._receive(queue, count, 0)
                     taken += got
                     if len(got) < count:
                         wanted.clear()
-            return taken
-
-        asked = [self._pool.submit(receive) for _ in range(min(len(wanted), self._connections))]
-        for request in asked:
-            try:
-                found += request.result()
+            except IndexError:
+                pass  # another connection had the last one
             except BrokerError as exc:
                 # What is already here must not be thrown away with it; the next call meets the error.
                 log.warning("sqs queue %s: a parallel receive failed: %s", queue, exc)
-        return found
+                wanted.clear()
+            return taken
+
+        asked = [self._pool.submit(receive) for _ in range(min(len(wanted), self._connections))]
+        return found + [delivery for request in asked for delivery in request.result()]
 
     def _receive(self, queue: str, count: int, wait_s: int) -> list[Delivery]:
         answer = self._call(
