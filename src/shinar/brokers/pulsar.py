@@ -64,6 +64,7 @@ def traits(url: BrokerUrl) -> Traits:
         attempts="property_max",
         count_base=0,
         gate_property="bq-schema-version",
+        release_to="front",
         browse=bool(url.option("admin")),
         depth=bool(url.option("admin")),
     )

@@ -52,6 +52,7 @@ def traits(url: BrokerUrl) -> Traits:
         binding="rabbitmq",
         max_delay_s=MAX_DELAY_S,
         count_base=0 if _queue_type(url) == "quorum" else None,
+        release_to="front" if _queue_type(url) == "quorum" else "place",
         marks_redelivery=True,
         browse=False,
     )

@@ -203,11 +203,10 @@ def _rehearse(args: argparse.Namespace, redrive: Redrive) -> int:
 
 def _say_side_effect(args: argparse.Namespace, url: Any) -> None:
     from shinar.brokers import traits
-    from shinar.redrive.look import SIDE_EFFECT
+    from shinar.redrive.look import side_effect_of
 
-    found = traits(url)
-    if args.reserve and not found.browse and not args.quiet:
-        print(SIDE_EFFECT.format(broker=found.name, order=""), file=sys.stderr)
+    if args.reserve and not args.quiet and (text := side_effect_of(traits(url))):
+        print(f"note: {text}", file=sys.stderr)
 
 
 def _show_plan(plan: dict[str, Any], title: str, ids: int, out: Any = None) -> None:

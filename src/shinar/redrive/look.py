@@ -9,8 +9,9 @@ from typing import Final
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerError, Unsupported
-from shinar.redrive.hold import Held
+from shinar.redrive.hold import Held, hold_s
 from shinar.redrive.letters import Letter, read
+from shinar.settlement.traits import Traits
 
 log: Final = logging.getLogger(__name__)
 
@@ -76,10 +77,21 @@ def browse(broker: Broker, queue: str, limit: int | None = None, clock: Clock = 
 
 def side_effect(broker: Broker) -> str:
     """What reading by reservation does to the queue, for people; "" when it is not needed."""
-    if broker.traits.browse:
+    return side_effect_of(broker.traits)
+
+
+def side_effect_of(known: Traits) -> str:
+    if known.browse:
         return ""
-    order = "" if broker.traits.ordered else "; it has no order that could change"
-    return SIDE_EFFECT.format(broker=broker.traits.name, order=order)
+    order = ""
+    if not known.ordered:
+        order = "; it has no order that could change"
+    elif known.release_to == "front":
+        order = "; what is handed back together may change its order"
+    hidden = ""
+    if (longest_s := hold_s(known)) and longest_s != known.lease_s:
+        hidden = f" If this command is killed they stay hidden for up to {longest_s:.0f} s."
+    return SIDE_EFFECT.format(broker=known.name, order=order) + hidden
 
 
 def unreached(broker: Broker, queue: str) -> int:

@@ -21,8 +21,9 @@ WithoutDeadLetters = Literal["retry", "drop", "native", "dead_letter"]
 
 #: Where `release` without a delay, and a lapsed lease, put a message.
 #: place           to where it was, or to the front
+#: front           before all others; several at once in an order nobody promises
 #: back            behind all others
-ReleasePlace = Literal["place", "back"]
+ReleasePlace = Literal["place", "front", "back"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
