@@ -1,5 +1,7 @@
 """All tests, side by side: `make test`. Most of them wait for a server or a lease, so a few pytest
-processes share the cores well; each starts only the servers its tests need.
+processes share the cores well; each starts only the servers its tests need. A handful of failures is
+run once more, alone: what passes then failed for want of a core, is named as such, and does not fail the
+run; what fails again does.
 
     python tests/run.py            every group at once, one summary
     python tests/run.py contract   only these groups
@@ -59,6 +61,9 @@ GROUPS: dict[str, list[str]] = {
 }
 #: Seconds between two lines of progress.
 TELL_S = 60
+#: More failures than this are no matter of load.
+FEW = 4
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::\S.*?)(?: - .*)?$", re.M)
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
 
 
@@ -84,7 +89,23 @@ def main() -> int:
     minutes = (time.monotonic() - started) / 60
     print(f"\nall groups in {minutes:.1f} minutes")
     print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
-    return 1 if any(codes.values()) else 0
+    failed = [name for name in names if codes[name]]
+    return 0 if not failed or passes_alone(failed) else 1
+
+
+def passes_alone(groups: list[str]) -> bool:
+    """Run what failed in these groups again with the machine to itself; False when it is too much for
+    that, or a group died without naming a test."""
+    found = {group: FAILED.findall((LOGS / f"{group}.log").read_text(errors="replace")) for group in groups}
+    tests = [test for named in found.values() for test in named]
+    if not all(found.values()) or len(tests) > FEW:
+        return False
+    print("\n===== again, alone: " + ", ".join(tests), flush=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    passed = subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    if passed:
+        print(f"these failed beside the others and passed alone: {', '.join(tests)}", flush=True)
+    return passed
 
 
 def wait(running: dict[str, subprocess.Popen[bytes]], started: float) -> dict[str, int]:
