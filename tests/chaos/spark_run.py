@@ -25,12 +25,12 @@ SHORT_LIVES = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 DEADLINE_S = 300.0
 
 
-def until(what: str, condition, deadline_s: float = DEADLINE_S):
+def until(what: str, condition, deadline_s: float = DEADLINE_S, pause_s: float = 0.1):
     """The first true answer of `condition`."""
     end_s = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
-        time.sleep(0.1)
+        time.sleep(pause_s)
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 from pathlib import Path
 
@@ -22,8 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("SHINAR_HEAVY"), reason="six JVMs: set SHINAR_HEAVY=1"),
 ]
 
-#: Messages, and the most a batch may take.
-COUNT, BATCH = 20_000, 2_000
+#: Messages, and the most a batch may take: enough for a task on each executor.
+COUNT, BATCH = 40_000, 5_000
 
 
 @contextlib.contextmanager
@@ -67,33 +66,53 @@ def test_speculative_twins(tmp_path: Path):
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.quantile": "0.4",
         "spark.speculation.minTaskRuntime": "500ms",
+        # A stage of one task has no others to compare it with.
+        "spark.speculation.task.duration.threshold": "3s",
         "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
         "spark.eventLog.dir": f"file://{events}",
     }
     with cluster(tmp_path) as on, running(tmp_path, on, spark) as run:
         until("a batch", lambda: run.batches or not run.alive)
-        stop_and_go(on, run, random.Random(6), times=8)
+        overtaken = stop_and_go(on, run, times=5)
     twins = [event for event in task_starts(events) if event["Task Info"]["Speculative"]]
     assert twins, "Spark started no task twice: the test has shown nothing"
-    print(f"\n{len(twins)} speculative tasks")
+    assert overtaken, "no twin won a race while the other held its reservations"
+    print(
+        f"\n{len(twins)} speculative tasks, {overtaken} of them froze a share that a stopped task had begun"
+    )
 
 
-def stop_and_go(on: Cluster, run: Run, dice: random.Random, times: int) -> None:
+def stop_and_go(on: Cluster, run: Run, times: int) -> int:
+    """Stop a worker that is freezing a share, let a twin finish the batch, let the worker go on.
+    Says how often a batch ended without the one that had been stopped."""
+    overtaken = 0
     for _ in range(times):
-        readers = until("a Python worker", lambda: on.readers() or not run.alive)
+        slow = until("a worker that freezes", lambda: freezing(on) or not run.alive, pause_s=0.005)
         if not run.alive:
-            return
-        slow, seen = dice.choice(readers), run.batches
-        with contextlib.suppress(ProcessLookupError):
+            break
+        seen = run.batches
+        try:
             os.kill(slow, signal.SIGSTOP)
-        # The batch can only end if a twin does the work, or if the stopped one had none. Not for ever: where
-        # nothing is left to speculate on, the stage waits for this very process.
-        with contextlib.suppress(AssertionError):
-            until("a batch without it", lambda n=seen: run.batches > n or not run.alive, 15.0)
-        with contextlib.suppress(ProcessLookupError):
+            # Not for ever: if it had just published, the stage may have nothing left to run twice.
+            with contextlib.suppress(AssertionError):
+                until("a batch without it", lambda n=seen: run.batches > n or not run.alive, 30.0)
+            overtaken += run.batches > seen and is_freezing(slow)
             os.kill(slow, signal.SIGCONT)
-        with contextlib.suppress(AssertionError):
-            until("a batch with it", lambda n=seen: run.batches > n or not run.alive, 30.0)
+        except ProcessLookupError:
+            continue
+    return overtaken
+
+
+def freezing(on: Cluster) -> int:
+    return next((pid for pid in on.readers() if is_freezing(pid)), 0)
+
+
+def is_freezing(pid: int) -> bool:
+    """Has it an attempt's file open? Then it has reserved messages and not yet published them."""
+    with contextlib.suppress(OSError):
+        return any("/attempts/" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def task_starts(folder: Path) -> list[dict]:
