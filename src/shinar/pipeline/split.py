@@ -25,7 +25,7 @@ from shinar.pipeline.sinks import Sinks
 from shinar.pipeline.spool import REPORT, Spool, Spooled, reported
 from shinar.pipeline.tables import TYPED_DIR
 from shinar.pipeline.typed import Columns, Seen
-from shinar.pipeline.typed_block import Block, Clash, PackedSeen, merge_seen, pack_seen, unpack_seen
+from shinar.pipeline.typed_block import Block, Clash, PackedSeen, Reader, merge_seen, pack_seen, unpack_seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +42,7 @@ _CARRIED: Final = {
     "_created_at": "created_at",
     "_received_at": "received_at",
     "_attempts": "attempts",
+    "_batch": "batch",
 }
 
 
@@ -172,6 +173,7 @@ class _Typed:
     def __init__(self, plan: Plan) -> None:
         self._routes = plan.routes
         self._columns = plan.columns
+        self._readers = {table: Reader(columns) for table, columns in plan.columns.items()}
         self._tables: dict[str, str | None] = {}
         self.seen: dict[str, Seen] = {}
 
@@ -179,12 +181,10 @@ class _Typed:
         """(table, its rows, clashes by row of `new`)."""
         if self._routes is None:
             return
+        wanted = new.select([*_CARRIED.values(), "data"])
         for table, places in self._places(new["urn"]):
-            mine = new.take(pa.array(places))
-            block = Block(
-                [typed.decode(text) if text else {} for text in mine["data"].to_pylist()],
-                self._columns[table],
-            )
+            mine = wanted.take(pa.array(places))
+            block = self._readers[table].block(mine["data"].to_pylist())
             if block.seen:
                 self.seen[table] = merge_seen([self.seen.get(table, {}), block.seen])
             clashes = {int(places[row]): clash for row, clash in block.clashes.items()}
@@ -211,7 +211,6 @@ class _Typed:
 def _shaped(rows: pa.Table, block: Block, known: Columns) -> pa.Table:
     shape = known.arrow()
     columns: dict[str, Any] = {name: rows[source] for name, source in _CARRIED.items()}
-    columns["_batch"] = rows["batch"]
     if block.extra:
         texts = [typed.as_text(block.extra[row]) if row in block.extra else None for row in range(len(rows))]
         columns["_extra"] = pa.array(texts, pa.string())

@@ -62,7 +62,7 @@ ENVELOPE: Final = pa.schema(
 
 #: Kinds an array's element may have, and the kind the array then has.
 _ARRAYS: Final = {"boolean": "booleans", "long": "longs", "decimal": "decimals", "string": "strings"}
-_ELEMENT: Final = {array: element for element, array in _ARRAYS.items()}
+ELEMENT: Final = {array: element for element, array in _ARRAYS.items()}
 #: When a batch shows several kinds for one new field the most frequent wins, then the first of these.
 _FAMILIES: Final = ("string", "number", "boolean", "object", "array")
 
@@ -191,10 +191,10 @@ def fits(value: Any, kind: str) -> bool:
 
 def coerce(value: Any, kind: str) -> Any:
     """The value as a column of `kind` stores it, or None when it would lose something."""
-    if kind in _ELEMENT:
+    if kind in ELEMENT:
         if not isinstance(value, list):
             return None
-        items = [None if item is None else coerce(item, _ELEMENT[kind]) for item in value]
+        items = [None if item is None else coerce(item, ELEMENT[kind]) for item in value]
         lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
         return None if lost else items
     if kind == "json":

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
+from operator import attrgetter
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from shinar.pipeline.typed import (
+    ELEMENT,
     MAX_COLUMNS,
     MAX_DEPTH,
     TYPES,
@@ -23,6 +26,7 @@ from shinar.pipeline.typed import (
     KeyPath,
     Seen,
     coerce,
+    decode,
     kind_of,
 )
 
@@ -33,6 +37,16 @@ _PLAIN: Final[dict[str, frozenset[type]]] = {
     "bigint": frozenset({int}),
     "decimal": frozenset({int, Decimal}),
     "string": frozenset({str}),
+}
+#: Kind of column -> what its values are decoded as; anything for the rest, whose values are looked at.
+_LEAVES: Final[dict[str, Any]] = {
+    "boolean": bool | None,
+    "long": int | None,
+    "bigint": int | None,
+    "string": str | None,
+    "booleans": list[bool | None] | None,
+    "longs": list[int | None] | None,
+    "strings": list[str | None] | None,
 }
 
 
@@ -70,7 +84,7 @@ class Block:
             values = [row.get(key) if row else None for row in rows]
             column = self._columns.get(path)
             if column is not None:
-                self.arrays[column.name] = self._convert(column, values)
+                self.fill(column, values)
             elif path in self._objects:
                 self._enter(path, values)
             elif self._full:
@@ -104,9 +118,11 @@ class Block:
             if value is not None:
                 self.extra.setdefault(row, {})[pointer(path).removeprefix("/data")] = value
 
-    def _convert(self, column: Column, values: list[Any]) -> pa.Array:
-        kinds = set(map(type, values)) - {type(None)}
-        if kinds <= _PLAIN.get(column.kind, frozenset()):
+    def fill(self, column: Column, values: Sequence[Any]) -> None:
+        self.arrays[column.name] = self._convert(column, values)
+
+    def _convert(self, column: Column, values: Sequence[Any]) -> pa.Array:
+        if _plain(column.kind, values):
             try:
                 return pa.array(values, TYPES[column.kind])
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError):
@@ -119,6 +135,68 @@ class Block:
 
     def _clash(self, row: int, path: KeyPath, text: str) -> None:
         self.clashes.setdefault(row, Clash(pointer(path), f"type_clash: {text}"))
+
+
+def _plain(kind: str, values: Sequence[Any]) -> bool:
+    """Do the values go into a column as they are?"""
+    element = ELEMENT.get(kind)
+    if element is not None:
+        if not set(map(type, values)) <= {list, NoneType}:
+            return False
+        kind, values = element, list(chain.from_iterable(filter(None, values)))
+    return set(map(type, values)) - {NoneType} <= _PLAIN.get(kind, frozenset())
+
+
+class Reader:
+    """Payload texts of one table as columns. Texts that are as the table expects are decoded straight into
+    its fields; if one of them is not, all of them are looked at value by value."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._root = _Fields((), columns.columns)
+        self._decode = msgspec.json.Decoder(self._root.struct, float_hook=Decimal).decode
+
+    def block(self, texts: Sequence[str | None]) -> Block:
+        try:
+            rows = list(map(self._decode, [text or "{}" for text in texts]))
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return Block([decode(text) if text else {} for text in texts], self._columns)
+        block = Block((), self._columns)
+        self._root.fill(block, rows)
+        return block
+
+
+class _Fields:
+    """The fields of the payload, or of an object in it, as a struct. It refuses what has no column."""
+
+    def __init__(self, prefix: KeyPath, columns: Sequence[Column]) -> None:
+        depth = len(prefix)
+        self._leaves = {c.path[depth]: c for c in columns if len(c.path) == depth + 1}
+        inner = {c.path[depth] for c in columns if len(c.path) > depth + 1} - self._leaves.keys()
+        self._objects = {
+            key: _Fields((*prefix, key), [c for c in columns if c.path[: depth + 1] == (*prefix, key)])
+            for key in sorted(inner)
+        }
+        keys = [*self._leaves, *self._objects]
+        types: list[Any] = [_LEAVES.get(leaf.kind, Any) for leaf in self._leaves.values()]
+        types += [fields.struct | None for fields in self._objects.values()]
+        # A key may be any text: the fields are numbered.
+        self._names = {key: f"f{number}" for number, key in enumerate(keys)}
+        self.struct: Any = msgspec.defstruct(
+            "Payload",
+            [(self._names[key], kind, None) for key, kind in zip(keys, types, strict=True)],
+            rename={name: key for key, name in self._names.items()},
+            forbid_unknown_fields=True,
+            gc=False,
+        )
+
+    def fill(self, block: Block, rows: Sequence[msgspec.Struct]) -> None:
+        for key, column in self._leaves.items():
+            block.fill(column, list(map(attrgetter(self._names[key]), rows)))
+        for key, fields in self._objects.items():
+            found = map(attrgetter(self._names[key]), rows)
+            empty = fields.struct()
+            fields.fill(block, [empty if one is None else one for one in found])
 
 
 def merge_seen(parts: Iterable[Seen]) -> Seen:

@@ -22,7 +22,7 @@ from shinar.pipeline.typed import (
     decode,
     load_registry,
 )
-from shinar.pipeline.typed_block import Block
+from shinar.pipeline.typed_block import Block, Reader
 
 
 def learn(*payloads: str) -> Columns:
@@ -118,6 +118,32 @@ def test_fractions_survive(value: Decimal) -> None:
     text = format(value, "f")
     block = Block([decode(f'{{"v":{text}}}')], columns)
     assert block.arrays["v"].to_pylist() == [value]
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([1.0, -0.0, 1.5, 0.1, 1e30, 12345.678]),
+    st.sampled_from(["", "x", "1.5", "größer", "\ud800"]),
+)
+PAYLOADS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "o", "ü x"]),
+    st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.sampled_from("ab"), SCALARS)),
+)
+
+
+@given(st.lists(PAYLOADS, min_size=1, max_size=4), st.lists(PAYLOADS, max_size=4))
+def test_the_quick_way_gives_what_the_careful_one_gives(first: list[dict], later: list[dict]) -> None:
+    columns = learn(*map(json.dumps, first))
+    for texts in ([*map(json.dumps, first)], [*map(json.dumps, later)], [*map(json.dumps, first + later)]):
+        quick = Reader(columns).block(texts)
+        careful = Block([decode(text) for text in texts], columns)
+        assert (quick.clashes, quick.seen, quick.extra) == (careful.clashes, careful.seen, careful.extra)
+        for column in columns.columns:
+            nothing = pa.nulls(len(texts), pa.string())
+            found, expected = (block.arrays.get(column.name, nothing) for block in (quick, careful))
+            assert found.to_pylist() == expected.to_pylist()
 
 
 def test_new_fields_are_seen_and_old_ones_kept() -> None:
