@@ -55,6 +55,26 @@ def test_the_oldest_of_a_lake_come_first(tmp_path: Path) -> None:
     assert [letter.delivery.body for letter in found] == expected
 
 
+def test_the_views_of_a_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bodies = [body(n, "orders") for n in range(48)]
+    lake = str(tmp_path / "lake")
+    Pipeline(spark(), lake=lake, job="job").process(rows(bodies, queue="orders.dlq", received=NOON))
+
+    def asked(*words: str) -> list[dict[str, Any]]:
+        assert main(["dlq", *words, "--lake", lake, "--json", "--quiet"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert sum(row["count"] for row in asked("summary")) == 48
+    listed = asked("list", "--where", "lang = 'php'", "--limit", "3")
+    assert [row["lang"] for row in listed] == ["php"] * 3
+    (shown,) = asked("show", "--where", "reason = 'poison'", "--limit", "1")
+    assert shown["raw_text"] == '{"broken":10'
+    assert sorted(row["body"].encode() for row in asked("export")) == sorted(bodies)
+    for view in ("summary", "list", "export"):
+        assert main(["dlq", view, "--lake", lake, "--where", "nosuch = 1"]) == 2
+        assert capsys.readouterr().err.startswith("shinar: --where")
+
+
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A queue in which some died again after a redrive, and its ledger."""

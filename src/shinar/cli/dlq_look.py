@@ -53,10 +53,13 @@ def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Ite
     """(the chosen ones, how many there are at most as far as anybody knows), of a queue or of a lake."""
     if from_lake(args):
         from shinar.cli.lake import lake_store, spark_session
-        from shinar.redrive.spark import letters_of_lake
+        from shinar.redrive import Chosen
 
         store = lake_store(settings_of(args))
         choice = choice_of(args)
+        Chosen(**choice)  # a mistake is told here, not by a task
+        from shinar.redrive.spark import letters_of_lake
+
         yield letters_of_lake(spark_session(args.master), store, limit=limit, **choice), limit
         return
     with opened(args) as (broker, queue):
