@@ -26,7 +26,7 @@ from shinar.pipeline import deadletters, dedupe, tables
 from shinar.pipeline.manifest import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.route import Routes
 from shinar.pipeline.split import Parts, Plan, split
-from shinar.pipeline.spool import KEYS, Spool, Spooled, Spooling, by_queue
+from shinar.pipeline.spool import Spool, Spooled, Spooling, by_queue
 from shinar.pipeline.tables import TYPED_DIR, Commit, DataFile, Store
 from shinar.pipeline.typed import Columns, load_registry
 
@@ -120,7 +120,7 @@ class Line:
         return spooled
 
     def _duplicates(self, spool: Spool, spooled: Sequence[Spooled], batch: BatchId, work: Path) -> str:
-        paths = [str(spool.keys(found.name)) for found in spooled if found.keys]
+        paths = [spool.keys(found.name) for found in spooled if found.keys]
         if not paths:
             return ""
         since_us, first_us = None, _first_us(spooled)
@@ -130,10 +130,7 @@ class Line:
         history = None
         if self._store.files("messages", since_us):
             history = tables.read(self._spark, self._store, "messages", since_us)
-        keys = tables.read_files(self._spark, paths, tables.to_spark(KEYS))
-        keys = keys.select("*", F.substring_index("_metadata.file_name", ".", 1).alias("file"))
-        count = sum(found.keys for found in spooled)
-        return dedupe.find(keys, history, batch=batch.name, rows=count, work=work)
+        return dedupe.find(self._spark, paths, history, batch=batch.name, work=work)
 
     def _known_columns(self) -> dict[str, Columns]:
         known: dict[str, Columns] = {}
