@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -97,9 +98,7 @@ class Feed:
         with self._state:
             for delivery in deliveries:
                 receipt: Receipt = delivery.receipt
-                if receipt.held:
-                    receipt.track.finish(receipt.offset)
-                else:
+                if not receipt.track.finish(receipt.offset, receipt.turn):
                     lapsed.append(delivery)
         self._wake.set()
         return tuple(lapsed)
@@ -222,17 +221,19 @@ class Feed:
                 if error is not None:
                     faults.append(error)
                     continue
-                track = self._tracks.get(message.partition())
-                offset = message.offset()
+                number, offset = message.partition(), message.offset()
+                track = self._tracks.get(number)
                 # Fetched before a rebalance took the partition away, or before it came back.
-                if track is None or offset < track.next_offset or track in doubtful:
+                if track is None or offset < track.next_offset or (doubtful and track in doubtful):
                     continue
-                if not track.verified and offset > track.next_offset:
-                    doubtful.add(track)
-                    continue
-                track.verified = True
+                if not track.verified:
+                    if offset > track.next_offset:
+                        doubtful.add(track)
+                        continue
+                    track.verified = True
                 track.took(offset)
-                out.append(delivery_of(message, self.topic, Receipt(track, offset, 0, message), now_ms))
+                receipt = Receipt(track, offset, 0, message)
+                out.append(delivery_of(message, self.topic, receipt, now_ms, f"{number}:{offset}"))
         for track in doubtful:
             self._ask_again(track)
         for error in faults:
@@ -371,7 +372,8 @@ class Feed:
 
     def _keep(self) -> None:
         while not self._closed:
-            self._wake.wait(_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S)
+            if self._wake.wait(_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S):
+                time.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
             self._wake.clear()
             # While the caller polls it does all of this itself.
             if self._polling.acquire(blocking=False):

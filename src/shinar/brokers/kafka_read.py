@@ -124,7 +124,9 @@ class Reader:
             if end is None:
                 continue
             if message.offset() < end:
-                batch.append(delivery_of(message, topic, None, now_ms))
+                batch.append(
+                    delivery_of(message, topic, None, now_ms, f"{message.partition()}:{message.offset()}")
+                )
             if message.offset() >= end - 1:
                 left.pop(number)
         return batch

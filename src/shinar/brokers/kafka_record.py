@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -55,26 +55,30 @@ def unparked(headers: RawHeaders | None) -> RawHeaders:
     return [pair for pair in headers or () if pair[0] not in PARKING]
 
 
-def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int) -> Delivery:
+def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int, position: str) -> Delivery:
     """A record without a value (a tombstone) has an empty body: poison, as it must be."""
+    user, ours = _received(message.headers() or ())
+    key = message.key()
+    return Delivery(
+        message.value() or b"", queue, receipt, user, ours, key, None, received_ms, None, position
+    )
+
+
+def _received(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Mapping[str, str], Mapping[str, Any]]:
+    """The user's headers and the contract's. Mostly there are the contract's only, each once."""
+    try:
+        ours: dict[str, Any] = {name: value.decode() for name, value in headers}  # type: ignore[union-attr]
+        if len(ours) == len(headers) and ours.keys() <= _OURS:
+            return NOTHING, ours or NOTHING
+    except (AttributeError, UnicodeDecodeError):
+        pass
     user: dict[str, str] = {}
-    ours: dict[str, Any] = {}
-    for name, value in message.headers() or ():
+    ours = {}
+    for name, value in headers:
         # The first header of a name counts, as in the other SDKs.
         if name in _OURS:
             if name not in ours:
                 ours[name] = value if value is None else str(value, "utf-8", "replace")
         elif value is not None and name not in user:
             user[name] = str(value, "utf-8", "replace")
-    return Delivery(
-        message.value() or b"",
-        queue,
-        receipt,
-        user or NOTHING,
-        ours or NOTHING,
-        message.key(),
-        None,
-        received_ms,
-        None,
-        f"{message.partition()}:{message.offset()}",
-    )
+    return user or NOTHING, ours or NOTHING

@@ -58,13 +58,19 @@ class Track:
 
     def holds(self, offset: int, turn: int) -> bool:
         """False once the partition is gone, or somebody else was given the record since."""
-        return self.live and self._turns.get(offset, 0) == turn
+        return self.live and (not self._turns or self._turns.get(offset, 0) == turn)
 
-    def finish(self, offset: int) -> None:
-        """Idempotent."""
+    def finish(self, offset: int, turn: int = 0) -> bool:
+        """Idempotent; False when the receipt of this turn is void."""
+        if not self.live or (self._turns and not self.holds(offset, turn)):
+            return False
         opened = self._open
         if opened and offset >= opened[0]:
-            self._done.add(offset)
+            if offset == opened[0] and not self._turns:
+                opened.popleft()  # in order, as most are
+            else:
+                self._done.add(offset)
+        return True
 
     def finished(self, offset: int) -> bool:
         return not self._open or offset < self._open[0] or offset in self._done
@@ -91,7 +97,7 @@ class Track:
         return at if at > self.sent and (self.sent >= 0 or at > 0) else None
 
 
-class Receipt(msgspec.Struct, frozen=True):
+class Receipt(msgspec.Struct, frozen=True, gc=False):
     track: Track
     offset: int
     turn: int

@@ -77,12 +77,26 @@ def test_parking_headers_come_and_go():
 
 def test_a_delivery_tells_the_contracts_headers_from_the_users():
     headers = [("x", b"1"), ("x", b"2"), ("bq-schema-version", None), ("bq-job", b"\xff"), ("null", None)]
-    delivery = delivery_of(Record(None, b"", headers), "t", None, 5)
+    delivery = delivery_of(Record(None, b"", headers), "t", None, 5, "3:9")
     assert delivery.body == b""
     assert delivery.key == b""
     assert dict(delivery.headers) == {"x": "1"}
     assert dict(delivery.properties) == {"bq-schema-version": None, "bq-job": "�"}
     assert delivery.position == "3:9"
+
+
+@pytest.mark.parametrize(
+    ("headers", "user", "ours"),
+    [
+        ([], {}, {}),
+        ([("bq-job", b"urn:a"), ("bq-attempts", b"2")], {}, {"bq-job": "urn:a", "bq-attempts": "2"}),
+        ([("bq-job", b"urn:a"), ("bq-job", b"urn:b")], {}, {"bq-job": "urn:a"}),
+        ([("bq-job", b"urn:a"), ("team", b"x")], {"team": "x"}, {"bq-job": "urn:a"}),
+    ],
+)
+def test_the_short_way_through_headers_is_the_long_one(headers, user, ours):
+    delivery = delivery_of(Record(None, b"", headers), "t", None, 5, "3:9")
+    assert (dict(delivery.headers), dict(delivery.properties)) == (user, ours)
 
 
 def test_traits_follow_the_url():
