@@ -12,6 +12,7 @@ import pytest
 
 from chaos.spark_run import Cluster, Job, Run, cluster, until
 from chaos.spark_truth import QUEUE, differences, plant
+from chaos.test_spark_source import EmbeddedBroker, survive
 from shinar.brokers import connect
 
 pytestmark = [
@@ -45,14 +46,18 @@ def running(folder: Path, on: Cluster, spark: dict[str, str] | None = None):
     assert differences(job.lake, truth) == {}
 
 
-def test_an_executor_dies_in_the_middle(tmp_path: Path):
-    with cluster(tmp_path) as on, running(tmp_path, on) as run:
-        until("two batches", lambda: run.batches >= 2 or not run.alive)
-        before = on.executors()
-        assert len(before) == 2
-        os.kill(before[0], signal.SIGKILL)
-        until("another executor", lambda: set(on.executors()) - set(before) or not run.alive)
-        assert run.alive, "the query outlives its executor"
+def test_executors_die_in_the_middle(tmp_path: Path):
+    server = EmbeddedBroker(tmp_path / "broker")
+    server.start()
+    targets = ("executor", "executor", "worker")
+    try:
+        with cluster(tmp_path) as on:
+            chaos = survive(tmp_path, f"{server.url}?lease_s=30", [], on=on, kills=5, targets=targets, seed=5)
+    finally:
+        server.stop()
+    # One for the kills, one to drain the rest: the query outlives its executors.
+    assert chaos.shot["executor"] >= 1
+    assert chaos.lives <= 4
 
 
 def test_speculative_twins(tmp_path: Path):

@@ -1,7 +1,7 @@
 """The whole pipeline to its tables while driver and executors are shot and the broker restarts.
 
-At the end the tables are the planted truth to the last copy, and the queue is empty. SHINAR_HEAVY=1 runs
-200,000 messages of each broker on a standalone cluster; without it a small version runs in one process tree.
+At the end the tables are the planted truth to the last copy, and the queue is empty. Here driver and executor
+share a JVM; test_spark_cluster has them apart. SHINAR_HEAVY=1 runs 200,000 messages of each broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.spark_run import Cluster, Job, Run, cluster, until
+from chaos.spark_run import Cluster, Job, Run, until
 from chaos.spark_truth import QUEUE, Truth, differences, plant
 from servers.process import free_port
 from shinar.brokers import connect, traits
@@ -43,6 +43,8 @@ class Chaos:
     truth: Truth
     dice: random.Random
     cluster: Cluster | None = None
+    #: The whole driver; its JVM alone, whose Python workers live on; an executor; a Python worker that reads.
+    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker")
     shot: Counter[str] = field(default_factory=Counter)
     lives: int = 0
     #: Held by the producer while it publishes: a publish cut in two would leave the truth unknown.
@@ -101,9 +103,7 @@ class Chaos:
         time.sleep(self.dice.uniform(0.0, 4.0))
 
     def _shoot(self, run: Run) -> None:
-        # A driver takes the longest to come back, so executors get the larger share.
-        kinds = ["driver", "jvm", "worker"] + ["executor", "executor", "worker"] * 2 * bool(self.cluster)
-        kind = self.dice.choice(kinds)
+        kind = self.dice.choice(self.targets)
         find = {
             "driver": lambda: [run.process.pid],
             "jvm": lambda: run.pids(b"SparkSubmit"),
@@ -132,12 +132,13 @@ def survive(
     *,
     on: Cluster | None = None,
     kills: int = KILLS,
+    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker"),
     seed: int = 1,
 ) -> Chaos:
     able = traits(url)
     truth = plant(COUNT, seed, binary=able.binary, delay=able.delay)
     job = Job.write(folder / "job", url, QUEUE, BATCH, master=on.master if on else "local[2,4]")
-    chaos = Chaos(job, url, truth, random.Random(seed), on)
+    chaos = Chaos(job, url, truth, random.Random(seed), on, targets)
     started_s = time.monotonic()
     try:
         chaos.publish(truth.first)
@@ -161,17 +162,6 @@ def survive(
     )
     assert differences(job.lake, truth) == {}
     return chaos
-
-
-@pytest.fixture
-def executors(tmp_path: Path) -> Iterator[Cluster | None]:
-    """Two of them in processes of their own, when there is time for it."""
-    if not HEAVY:
-        yield None
-        return
-    (tmp_path / "cluster").mkdir()
-    with cluster(tmp_path / "cluster") as found:
-        yield found
 
 
 class EmbeddedBroker:
@@ -209,40 +199,40 @@ class EmbeddedBroker:
         self.start()
 
 
-def test_the_embedded_broker(tmp_path: Path, executors):
+def test_the_embedded_broker(tmp_path: Path):
     server = EmbeddedBroker(tmp_path / "broker")
     server.start()
     try:
         restarts = [server.restart, server.crash] if HEAVY else [server.crash]
         # What a dead driver held is back soon enough for the end of the test.
-        survive(tmp_path, f"{server.url}?lease_s=30", restarts, on=executors)
+        survive(tmp_path, f"{server.url}?lease_s=30", restarts)
     finally:
         server.stop()
 
 
 @pytest.mark.live("rabbitmq")
-def test_rabbitmq(tmp_path: Path, server, executors):
+def test_rabbitmq(tmp_path: Path, server):
     restarts = [lambda: _restart(server)] * (2 if HEAVY else 1)
     with _emptied(server.url):
-        survive(tmp_path, server.url, restarts, on=executors, kills=KILLS if HEAVY else 2, seed=2)
+        survive(tmp_path, server.url, restarts, kills=KILLS if HEAVY else 2, seed=2)
 
 
 @pytest.mark.skipif(not HEAVY, reason="minutes: set SHINAR_HEAVY=1")
 @pytest.mark.live("redis")
-def test_redis(tmp_path: Path, server, executors):
+def test_redis(tmp_path: Path, server):
     def crash() -> None:
         server.kill()
         server.start()
 
     with _emptied(server.url):
-        survive(tmp_path, server.url, [lambda: _restart(server), crash], on=executors, seed=3)
+        survive(tmp_path, server.url, [lambda: _restart(server), crash], seed=3)
 
 
 @pytest.mark.skipif(not HEAVY, reason="minutes: set SHINAR_HEAVY=1")
 @pytest.mark.live("elasticmq")
-def test_sqs(tmp_path: Path, server, executors):
+def test_sqs(tmp_path: Path, server):
     with _emptied(server.url):
-        survive(tmp_path, server.url, [lambda: _restart(server)] * 2, on=executors, seed=4)
+        survive(tmp_path, server.url, [lambda: _restart(server)] * 2, seed=4)
 
 
 def _restart(server) -> None:
