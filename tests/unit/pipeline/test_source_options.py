@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from shinar.brokers import Outgoing, connect
 from shinar.errors import ConfigError
+from shinar.phpmq.server import serve_in_thread
 from shinar.pipeline.options import (
     ArchiveOptions,
     BrowseOptions,
+    UrlRef,
     log_options,
     read_options,
     stream_options,
@@ -103,3 +108,19 @@ def test_an_archive_is_read_by_path_alone():
 
 def test_the_sink_takes_its_queue_from_the_url():
     assert write_options({"url": URL, "checkpointlocation": "/c"}).queue == "orders"
+
+
+@pytest.mark.parametrize(("option", "held"), [("", 1), ("?hold=lease", 1), ("?hold=connection", 0)])
+def test_reservations_of_a_stream_outlive_its_tasks_unless_the_url_refuses(tmp_path, option, held):
+    with serve_in_thread(tmp_path / "data") as server, closing(connect(server.url)) as watcher:
+        watcher.publish("orders", [Outgoing(body=b"{}")] * 2)
+        # The second one shows when the server has noticed that both connections are gone.
+        for query in (option, "?hold=connection"):
+            task = UrlRef("plain", f"{server.url}{query}").connect_lasting()
+            assert len(task.reserve("orders", 1, 30.0)) == 1
+            task.close()
+        deadline_s = time.monotonic() + 60
+        while (depth := watcher.depth("orders")) and depth.ready != 2 - held:
+            assert time.monotonic() < deadline_s, depth
+            time.sleep(0.05)
+        assert depth.reserved == held
