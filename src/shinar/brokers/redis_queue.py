@@ -217,7 +217,7 @@ class LaravelQueue(RedisQueue):
 
     def reserve(self, limit: int) -> Batch:
         deadline = self._deadline(self._settings.retry_after_s)
-        found, due, put_back = _run(
+        found, changes, due, put_back = _run(
             self._client,
             "laravel_reserve",
             [self.keys.ready, self.keys.reserved, self.keys.notify, self.keys.delayed],
@@ -229,11 +229,16 @@ class LaravelQueue(RedisQueue):
                 "" if self._settings.retry_after_s is None else "1",
             ],
         )
-        pairs = zip(found[::2], found[1::2], strict=True)
-        taken = [Reservation(raw, member, deadline) for raw, member in pairs]
+        taken = [
+            Reservation(raw, _changed(raw, change), deadline)
+            for raw, change in zip(found, changes.split(), strict=True)
+        ]
         return Batch(taken, float(due) if due else None, put_back)
 
     def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
+        if all(reservation and write is None for reservation, write in steps):
+            members = [reservation.handle for reservation, _ in steps if reservation]
+            return _flags(_run(self._client, "laravel_ack", [self.keys.reserved], members))
         place = (target or self).keys
         fields: list[bytes | str] = []
         for reservation, write in steps:
@@ -256,6 +261,14 @@ class LaravelQueue(RedisQueue):
 def open_queue(client: redis.Redis, name: str, clock: Clock, settings: Settings) -> RedisQueue:
     kind = LaravelQueue if settings.layout == "laravel" else ProcessingQueue
     return kind(client, name, clock, settings)
+
+
+def _changed(raw: bytes, change: bytes) -> bytes:
+    """The member that laravel_reserve made of `raw`."""
+    if change == b"-":
+        return raw
+    start, end, text = change.split(b",")
+    return raw[: int(start)] + text + raw[int(end) :]
 
 
 def _flags(outcome: bytes | str) -> list[bool]:

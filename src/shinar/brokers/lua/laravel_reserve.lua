@@ -1,7 +1,8 @@
 -- Migrate what became due or lapsed, then hand out up to `limit` messages.
 -- KEYS ready, reserved, notify, delayed
 -- ARGV whole seconds now, deadline score, migration batch (-1 = all), limit, '1' to recover lapsed reservations
--- returns {raw, member, raw, member...}, score of the next entry to fall due, number of copies put back
+-- returns {raw...}, how each became its reserved member ('start,end,text' or '-', joined by blanks),
+--         score of the next entry to fall due, number of copies put back
 local ready, reserved, notify, delayed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit = tonumber(ARGV[4])
 
@@ -60,16 +61,16 @@ local function attempts_span(text)
     end
 end
 
--- The member to reserve: the same text with one attempt more, or the text itself when it has no
--- countable attempts. cjson only probes: what it would write back is not what was sent.
+-- What to change to count one attempt more: start, end and new text; nil when there are no countable
+-- attempts. cjson only probes: what it would write back is not what was sent.
 local function counted(raw)
     local readable, document = pcall(cjson.decode, raw)
     if not readable or type(document) ~= 'table' or type(document.attempts) ~= 'number' then
-        return raw
+        return nil
     end
     -- Encoding is tried, and thrown away, because it is what refuses numbers that are not finite.
     if not pcall(cjson.encode, document) then
-        return raw
+        return nil
     end
     -- Most producers write attempts last. A quote after a backslash would be inside a name.
     local first, last
@@ -81,9 +82,9 @@ local function counted(raw)
         first, last = attempts_span(raw)
     end
     if not last then
-        return raw
+        return nil
     end
-    return string.sub(raw, 1, first - 1) .. string.format('%.17g', document.attempts + 1) .. string.sub(raw, last + 1)
+    return first, last, string.format('%.17g', document.attempts + 1)
 end
 
 -- A key of another type must fail here, before anything is taken: a script has no rollback.
@@ -96,14 +97,15 @@ if ARGV[5] == '1' then
     migrate(reserved)
 end
 
-local found, again = {}, {}
+local found, changes, again = {}, {}, {}
 for _, raw in ipairs(limit > 0 and redis.call('LPOP', ready, limit) or {}) do
-    local member = counted(raw)
+    local first, last, text = counted(raw)
+    local member = first and string.sub(raw, 1, first - 1) .. text .. string.sub(raw, last + 1) or raw
     -- The set holds a member once. While an identical copy is out, this one has to wait its turn,
     -- or settling the first would settle both.
     if redis.call('ZADD', reserved, 'NX', ARGV[2], member) == 1 then
         found[#found + 1] = raw
-        found[#found + 1] = member
+        changes[#changes + 1] = first and (first - 1) .. ',' .. last .. ',' .. text or '-'
     else
         again[#again + 1] = raw
     end
@@ -112,7 +114,7 @@ for _, raw in ipairs(again) do
     redis.call('RPUSH', ready, raw)
 end
 if #found > 0 then
-    redis.call('LPOP', notify, #found / 2)
+    redis.call('LPOP', notify, #found)
 end
 
 local due = ''
@@ -124,4 +126,4 @@ if #found == 0 then
         end
     end
 end
-return { found, due, #again }
+return { found, table.concat(changes, ' '), due, #again }
