@@ -47,7 +47,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "log_format": Setting(str, "text", "text or json"),
     "lake": Setting(str, "", "folder of the tables"),
     "ledger": Setting(str, "", "redrive ledger: a SQLite file or a postgresql:// URL"),
-    "spark_above": Setting(int, 200_000, "dead letters above which `dlq summary` counts on Spark"),
+    "spark_above": Setting(int, 1_000_000, "dead letters above which `dlq summary` counts on Spark"),
     "token": Setting(str, "", "shared token of the embedded broker"),
 }
 
