@@ -80,7 +80,8 @@ def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
         taken: list[Delivery] = []
         won = False
         try:
-            _fill(_Taking(broker, taken, Owed(share.place, broker.traits), clock), attempt, share, options)
+            owed = Owed(share.place, broker.traits) if options.ack_mode == "after-freeze" else None
+            _fill(_Taking(broker, taken, owed, clock), attempt, share, options)
             won = attempt.publish()
         finally:
             if not won:
@@ -95,7 +96,7 @@ def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
 class _Taking:
     """Reserves for one attempt and keeps the leases alive meanwhile."""
 
-    def __init__(self, broker: Broker, taken: list[Delivery], owed: Owed, clock: Clock) -> None:
+    def __init__(self, broker: Broker, taken: list[Delivery], owed: Owed | None, clock: Clock) -> None:
         self.broker = broker
         self._taken = taken
         self._owed = owed
@@ -125,6 +126,8 @@ class _Taking:
     def _news(self, queue: str, most: int, wait_s: float) -> list[Delivery]:
         """What is not in a segment yet; empty only when the queue is."""
         while got := self.broker.reserve(queue, most, wait_s):
+            if self._owed is None:
+                return got
             with self._owed.sifted(got) as (news, again):
                 if again:
                     log.info("%d messages came again that are frozen already", len(again))

@@ -56,6 +56,8 @@ class Owed:
         self._place = place
         self._traits = traits
         self._folder = Path(place.root, "owed")
+        #: Segments do not change: each is looked into once.
+        self._segments: dict[Path, Counter[bytes]] = {}
 
     def add(self, place: Place, stamps: Iterable[bytes]) -> None:
         """From now on these are no news. Repeating it changes nothing."""
@@ -91,10 +93,9 @@ class Owed:
 
     def forget_old(self, now_s: float | None = None) -> None:
         end_s = (time.time() if now_s is None else now_s) - KEPT_S
-        for path in self._folder.glob("*.owed"):
+        for path in (*self._folder.glob("*.owed"), *self._folder.glob("*.came")):
             if path.stat().st_mtime < end_s:
                 path.unlink(missing_ok=True)
-                path.with_suffix(".came").unlink(missing_ok=True)
 
     def _sources(self, suspects: Sequence[Delivery]) -> dict[str, Path]:
         """Name of a debt -> the file that says what is owed: a list, or a segment nobody has settled yet."""
@@ -110,14 +111,18 @@ class Owed:
 
     def _open_debts(self, name: str, path: Path) -> Counter[bytes]:
         try:
-            owed = segment_stamps(path) if path.suffix == ".arrow" else _stamps(path.read_bytes())
-            debts = Counter(owed)
+            debts = self._segment(path) if path.suffix == ".arrow" else Counter(_stamps(path.read_bytes()))
         except FileNotFoundError:
             return Counter()
         came = self._folder / f"{name}.came"
         if came.exists():
             debts.subtract(_stamps(came.read_bytes()))
         return debts
+
+    def _segment(self, path: Path) -> Counter[bytes]:
+        if path not in self._segments:
+            self._segments[path] = Counter(segment_stamps(path))
+        return self._segments[path].copy()
 
 
 def stamp(queue: str, position: str, body: bytes) -> bytes:
