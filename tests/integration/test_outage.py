@@ -24,7 +24,7 @@ from shinar.envelope import build, encode
 HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
 PROGRAM = Path(__file__).with_name("outage_program.py")
 #: Their servers start in a moment.
-FAST = ("redis", "postgresql", "mysql", "phpmq", "servicebus")
+FAST = ("redis", "phpmq", "servicebus")
 SERVERS = {"phpmq": ("phpmq", ""), **{row: server for row, server in ROWS.items() if server[0]}}
 FIRST, SECOND = 400, 100
 #: For everything to be there after the server is: longer than a worker's longest pause, and a busy machine.
@@ -109,6 +109,7 @@ def test_a_server_that_was_away_is_found_again(row: str, server: Server, away_s:
         f"the worker's CPU meanwhile {used_s:.2f} s; said gone {lost}, back {back}"
     )
     print(lines)
+    # A second time only if it went again while it started.
     assert lost <= 2, lines
     assert lost == back, lines
 
