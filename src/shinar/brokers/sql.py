@@ -332,9 +332,9 @@ def _row_id(row: Any) -> int:
 
 def _max_body_bytes(database: Database) -> int | None:
     """MySQL cuts the connection on a statement over its packet limit; better to say so before."""
-    if database.dialect.name != "mysql":
+    if not database.dialect.longest_statement:
         return None
     with database.statement() as cursor:
-        cursor.execute("SELECT @@max_allowed_packet")
+        cursor.execute(database.dialect.longest_statement)
         # The client writes a body as hexadecimal digits: two bytes each.
         return max(0, int(cursor.fetchone()[0]) - PACKET_MARGIN) // 2

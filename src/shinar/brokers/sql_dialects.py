@@ -37,6 +37,14 @@ class Dialect:
     one_writer: bool = False
     #: One round trip takes and returns rows; otherwise select for update, then update.
     returning: bool = False
+    #: An index comes with its table: there is no CREATE INDEX IF NOT EXISTS that a race could not break.
+    inline_index: bool = False
+    #: An insert tells the new id by RETURNING; otherwise the cursor knows it.
+    insert_returns: bool = False
+    #: Ends an insert that may meet a row of the same {key}, whose {column} it then overwrites.
+    upsert: str = "ON CONFLICT ({key}) DO UPDATE SET {column} = excluded.{column}"
+    #: Asks how long a statement may be; "" where a body is no problem.
+    longest_statement: str = ""
     #: How a column is compared with a list, and how that list is handed over as one parameter.
     in_list: str
     listed: Callable[[Sequence[int] | Sequence[str]], Any]
@@ -60,6 +68,18 @@ class Dialect:
 
     def render(self, text: str, **names: str) -> str:
         return text.format(**self.words, in_list=self.in_list, **names).replace("%s", self.mark)
+
+    def create(self, table: str, columns: str, index: str, indexed: str) -> tuple[str, ...]:
+        """The statements for a table with one index; `columns` in the words of `render`."""
+        name = f"{table.rpartition('.')[2]}_{index}"
+        if self.inline_index:
+            texts = [f"CREATE TABLE IF NOT EXISTS {table} ({columns}, KEY {name} ({indexed})){{tail}}"]
+        else:
+            texts = [
+                f"CREATE TABLE IF NOT EXISTS {table} ({columns}){{tail}}",
+                f"CREATE INDEX IF NOT EXISTS {name} ON {table} ({indexed})",
+            ]
+        return tuple(self.render(text) for text in texts)
 
 
 SQLITE: Final = Dialect(
@@ -129,6 +149,7 @@ POSTGRESQL: Final = Dialect(
         "no_conflict": "ON CONFLICT DO NOTHING",
     },
     returning=True,
+    insert_returns=True,
     in_list="= ANY(%s)",
     listed=list,
     now_ms="SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint",
@@ -180,6 +201,9 @@ MYSQL: Final = Dialect(
         "ignore": "IGNORE",
         "no_conflict": "",
     },
+    inline_index=True,
+    upsert="ON DUPLICATE KEY UPDATE {column} = VALUES({column})",
+    longest_statement="SELECT @@max_allowed_packet",
     in_list="IN %s",
     listed=list,
     version="SELECT VERSION()",

@@ -24,22 +24,15 @@ MAX_QUEUE_BYTES: Final = 255
 def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
     """The statements that create the queue's table, for those who let nobody else do it."""
     table = table_name(prefix, "messages")
-    index = table.rpartition(".")[2] + "_due"
     columns = (
         "id {serial}, queue {name} NOT NULL, available_at {bigint} NOT NULL, token {bigint}, "
         "deliveries {bigint} NOT NULL DEFAULT 0, created_at {bigint} NOT NULL, headers {text}, "
         "ordering_key {blob}, body {blob} NOT NULL"
     )
-    due = "(queue, available_at, id)"
-    inline = dialect.name == "mysql"  # has no CREATE INDEX IF NOT EXISTS that a race could not break
-    key = f", KEY {index} {due}" if inline else ""
     failed = table_name(prefix, "failed")
-    view = f"SELECT * FROM {table} WHERE queue LIKE '%.dlq'"
-    texts = [f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key}){{tail}}"]
-    if not inline:
-        texts.append(f"CREATE INDEX IF NOT EXISTS {index} ON {table} {due}")
-    texts.append(f"CREATE {{or_replace}}VIEW {{if_absent}}{failed} AS {view}")
-    return tuple(dialect.render(text) for text in texts)
+    dead = f"SELECT * FROM {table} WHERE queue LIKE '%.dlq'"
+    view = dialect.render(f"CREATE {{or_replace}}VIEW {{if_absent}}{failed} AS {dead}")
+    return (*dialect.create(table, columns, "due", "queue, available_at, id"), view)
 
 
 @dataclass(frozen=True, slots=True)

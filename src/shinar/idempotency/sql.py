@@ -37,18 +37,8 @@ _CHUNK: Final = 500
 
 def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
     table = table_name(prefix, "idempotency")
-    index = table.rpartition(".")[2] + "_ends"
     columns = "scope {name} NOT NULL, id {name} NOT NULL, ends_at {bigint} NOT NULL, PRIMARY KEY (scope, id)"
-    if dialect.name == "mysql":
-        return (
-            dialect.render(
-                f"CREATE TABLE IF NOT EXISTS {table} ({columns}, KEY {index} (ends_at)) ENGINE=InnoDB"
-            ),
-        )
-    return (
-        dialect.render(f"CREATE TABLE IF NOT EXISTS {table} ({columns})"),
-        f"CREATE INDEX IF NOT EXISTS {index} ON {table} (ends_at)",
-    )
+    return dialect.create(table, columns, "ends", "ends_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +54,10 @@ class _Statements:
     @classmethod
     def of(cls, dialect: Dialect, table: str) -> _Statements:
         into = f"INTO {table} (scope, id, ends_at) VALUES (%s, %s, %s)"
+        upsert = dialect.upsert.format(key="scope, id", column="ends_at")
         one = f"DELETE FROM {table} WHERE scope = %s AND id = %s"
         texts = {
-            "mark": f"INSERT {into} {{upsert}} ends_at = {{given}}",
+            "mark": f"INSERT {into} {upsert}",
             "claim": f"INSERT {{ignore}} {into} {{no_conflict}}",
             "forget": one,
             "ends": f"SELECT ends_at FROM {table} WHERE scope = %s AND id = %s",
@@ -74,11 +65,7 @@ class _Statements:
             "sweep": f"DELETE FROM {table} WHERE ends_at <= %s",
             "seen": f"SELECT id FROM {table} WHERE scope = %s AND ends_at > %s AND id {{in_list}}",
         }
-        upsert = (
-            "ON DUPLICATE KEY UPDATE" if dialect.name == "mysql" else "ON CONFLICT (scope, id) DO UPDATE SET"
-        )
-        given = "VALUES(ends_at)" if dialect.name == "mysql" else "excluded.ends_at"
-        return cls(**{name: dialect.render(text, upsert=upsert, given=given) for name, text in texts.items()})
+        return cls(**{name: dialect.render(text) for name, text in texts.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,20 +24,12 @@ def schema_sql(scheme: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
         raise UsageError(f"no outbox for {scheme!r}; there are {', '.join(BY_SCHEME)}")
     dialect = BY_SCHEME[scheme]
     table = table_name(prefix, "outbox")
-    index = table.rpartition(".")[2] + "_due"
     columns = (
         "id {serial}, available_at {bigint} NOT NULL, token {bigint}, queue {name} NOT NULL, "
         "deliver_at {bigint} NOT NULL, created_at {bigint} NOT NULL, published_at {bigint}, "
         "failures {bigint} NOT NULL, error {text}, headers {text}, ordering_key {blob}, body {blob} NOT NULL"
     )
-    if dialect is BY_SCHEME["mysql"]:
-        texts = [f"CREATE TABLE IF NOT EXISTS {table} ({columns}, KEY {index} (available_at, id)){{tail}}"]
-    else:
-        texts = [
-            f"CREATE TABLE IF NOT EXISTS {table} ({columns}){{tail}}",
-            f"CREATE INDEX IF NOT EXISTS {index} ON {table} (available_at, id)",
-        ]
-    return tuple(dialect.render(text) for text in texts)
+    return dialect.create(table, columns, "due", "available_at, id")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Outbox:
         )
         cursor = raw.cursor()
         try:
-            if dialect.name == "postgresql":
+            if dialect.insert_returns:
                 cursor.execute(f"{text} RETURNING id", row)
                 return int(cursor.fetchone()[0])
             cursor.execute(text, row)
