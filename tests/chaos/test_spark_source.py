@@ -29,7 +29,7 @@ from shinar.brokers import connect, traits
 
 HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
 #: Messages, kills, most messages a batch may take.
-COUNT, KILLS, BATCH = (200_000, 24, 15_000) if HEAVY else (6_000, 3, 500)
+COUNT, KILLS, BATCH = (200_000, 20, 20_000) if HEAVY else (6_000, 3, 500)
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600 if HEAVY else 900)]
 
@@ -44,7 +44,7 @@ class Chaos:
     dice: random.Random
     cluster: Cluster | None = None
     #: The whole driver; its JVM alone, whose Python workers live on; an executor; a Python worker that reads.
-    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker")
+    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker", "worker")
     shot: Counter[str] = field(default_factory=Counter)
     lives: int = 0
     #: Held by the producer while it publishes: a publish cut in two would leave the truth unknown.
@@ -132,7 +132,7 @@ def survive(
     *,
     on: Cluster | None = None,
     kills: int = KILLS,
-    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker"),
+    targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker", "worker"),
     seed: int = 1,
 ) -> Chaos:
     able = traits(url)
