@@ -13,30 +13,12 @@ import pytest
 from babelqueue.artemis_transport import ArtemisTransport
 from proton.utils import BlockingConnection
 
+from live import CREATED_MS, envelope, take
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.registry import connect, parse
 from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable
 
 pytestmark = pytest.mark.live("artemis")
-
-CREATED_MS = 1_749_132_727_123
-
-
-def envelope(n: int = 0, **fields: object) -> bytes:
-    message = {
-        "job": "urn:babel:orders:created",
-        "trace_id": "8c0d9f6e-0000-4000-8000-000000000001",
-        "data": {"n": n, "text": "größe"},
-        "meta": {
-            "id": f"m-{n}",
-            "queue": "orders",
-            "lang": "php",
-            "schema_version": 1,
-            "created_at": CREATED_MS,
-        },
-        "attempts": 0,
-    }
-    return json.dumps({**message, **fields}, ensure_ascii=False).encode()
 
 
 @pytest.fixture
@@ -51,15 +33,6 @@ def artemis(server) -> Iterator[SimpleNamespace]:
     yield SimpleNamespace(queue=f"q-{uuid.uuid4().hex[:10]}", open=open_, server=server, amqp=amqp)
     for broker in opened:
         broker.close()
-
-
-def take(broker, queue: str, count: int, timeout_s: float = 30.0) -> list:
-    found: list = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count and (left := deadline - time.monotonic()) > 0:
-        found += broker.reserve(queue, count - len(found), min(left, 1.0))
-    assert len(found) == count
-    return found
 
 
 def test_each_settlement_meets_its_own_delivery(artemis):

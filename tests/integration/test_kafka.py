@@ -13,6 +13,7 @@ import pytest
 from babelqueue.kafka_transport import KafkaTransport
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from live import CREATED_MS, envelope, take, until
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.kafka import Reinjector, commit_group, offsets, read_range
 from shinar.brokers.kafka_client import settings
@@ -29,28 +30,8 @@ from shinar.errors import (
 
 pytestmark = pytest.mark.live("kafka")
 
+
 #: Far older than any tier: a tier that looked at it would not delay at all.
-#: Recent: a record stamped long ago is one the topic's retention may delete at any moment.
-CREATED_MS = int(time.time() * 1000) - 3_600_000
-
-
-def envelope(n: int = 0, **fields: object) -> bytes:
-    message = {
-        "job": "urn:babel:orders:created",
-        "trace_id": "8c0d9f6e-0000-4000-8000-000000000001",
-        "data": {"n": n, "text": "größe"},
-        "meta": {
-            "id": f"m-{n}",
-            "queue": "orders",
-            "lang": "php",
-            "schema_version": 1,
-            "created_at": CREATED_MS,
-        },
-        "attempts": 0,
-    }
-    return json.dumps({**message, **fields}, ensure_ascii=False).encode()
-
-
 @pytest.fixture
 def kafka(server) -> Iterator[SimpleNamespace]:
     """A topic and a group of one's own; `open(option=...)` is closed at the end."""
@@ -79,24 +60,6 @@ def kafka(server) -> Iterator[SimpleNamespace]:
     )
     for broker in opened:
         broker.close()
-
-
-def take(broker, topic: str, count: int, timeout_s: float = 30.0) -> list:
-    found: list = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count and (left := deadline - time.monotonic()) > 0:
-        found += broker.reserve(topic, count - len(found), min(left, 1.0))
-    assert len(found) == count
-    return found
-
-
-def until(condition, timeout_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def raw_records(kafka, topic: str, count: int) -> list:

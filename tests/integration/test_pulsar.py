@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import uuid
@@ -13,6 +12,7 @@ import pulsar
 import pytest
 from babelqueue.pulsar_transport import PulsarTransport
 
+from live import envelope, take, until
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.registry import connect
 from shinar.errors import (
@@ -26,23 +26,6 @@ from shinar.errors import (
 )
 
 pytestmark = pytest.mark.live("pulsar")
-
-
-def envelope(n: int = 0, **fields: object) -> bytes:
-    message = {
-        "job": "urn:babel:orders:created",
-        "trace_id": "8c0d9f6e-0000-4000-8000-000000000001",
-        "data": {"n": n, "text": "größe"},
-        "meta": {
-            "id": f"m-{n}",
-            "queue": "orders",
-            "lang": "php",
-            "schema_version": 1,
-            "created_at": 1749132727123,
-        },
-        "attempts": 0,
-    }
-    return json.dumps({**message, **fields}, ensure_ascii=False).encode()
 
 
 @pytest.fixture
@@ -61,24 +44,6 @@ def place(server) -> Iterator[SimpleNamespace]:
     yield SimpleNamespace(queue=f"q-{uuid.uuid4().hex[:10]}", open=open_, server=server, admin=admin)
     for broker in opened:
         broker.close()
-
-
-def take(broker, queue: str, count: int, timeout_s: float = 30.0) -> list:
-    found: list = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count and (left := deadline - time.monotonic()) > 0:
-        found += broker.reserve(queue, count - len(found), min(left, 1.0))
-    assert len(found) == count
-    return found
-
-
-def until(condition, timeout_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_what_is_published_before_anybody_consumes_is_kept(place):

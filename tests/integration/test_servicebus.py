@@ -20,6 +20,8 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from babelqueue.asb_transport import AsbTransport
 
+from live import CREATED_MS, number_of
+from live import unique_envelope as envelope
 from servers.process import free_port
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.registry import connect
@@ -38,27 +40,6 @@ from shinar.errors import (
 pytestmark = [pytest.mark.live("servicebus"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 PROGRAM = Path(__file__).resolve().parent.parent / "servers" / "servicebus_standin.py"
-
-
-def envelope(number: int = 0, **fields: object) -> bytes:
-    message = {
-        "job": "urn:babel:orders:created",
-        "trace_id": str(uuid.uuid4()),
-        "data": {"n": number},
-        "meta": {
-            "id": str(uuid.uuid4()),
-            "queue": "orders",
-            "lang": "python",
-            "schema_version": 1,
-            "created_at": 1749132727000,
-        },
-        "attempts": 0,
-    }
-    return json.dumps({**message, **fields}).encode()
-
-
-def number_of(delivery) -> int:
-    return json.loads(delivery.body)["data"]["n"]
 
 
 @pytest.fixture
@@ -138,7 +119,7 @@ def test_the_projection_as_another_client_reads_it(server, broker, name):
         assert got.application_properties == {
             b"bq-schema-version": 1,
             b"bq-source-lang": b"python",
-            b"bq-created-at": 1749132727000,
+            b"bq-created-at": CREATED_MS,
             b"tenant": b"acme",
         }
         receiver.complete_message(got)
@@ -421,7 +402,7 @@ def test_the_public_sdk_and_we_read_each_other(server, broker, name):
         assert dict(got.properties) == {
             "bq-schema-version": 1,
             "bq-source-lang": "python",
-            "bq-created-at": 1749132727000,
+            "bq-created-at": CREATED_MS,
         }
         assert broker.ack([got]) == ()
         broker.publish(name, [Outgoing(body)])

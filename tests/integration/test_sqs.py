@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import pytest
 from babelqueue import BabelQueue
 from babelqueue.sqs_transport import SqsTransport
 
+from live import number_of
+from live import unique_envelope as envelope
 from servers import start_private, with_queue
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.registry import connect, parse
@@ -30,27 +31,6 @@ from shinar.errors import (
 )
 
 pytestmark = pytest.mark.live("elasticmq")
-
-
-def envelope(number: int = 0, **fields: object) -> bytes:
-    message = {
-        "job": "urn:babel:orders:created",
-        "trace_id": str(uuid.uuid4()),
-        "data": {"n": number},
-        "meta": {
-            "id": str(uuid.uuid4()),
-            "queue": "orders",
-            "lang": "python",
-            "schema_version": 1,
-            "created_at": 1749132727000,
-        },
-        "attempts": 0,
-    }
-    return json.dumps({**message, **fields}).encode()
-
-
-def number_of(delivery) -> int:
-    return json.loads(delivery.body)["data"]["n"]
 
 
 @pytest.fixture
