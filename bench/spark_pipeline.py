@@ -1,9 +1,10 @@
 """The whole pipeline to tables against reading and rewriting the same Parquet with no work.
 
 One run, one session, both ways over the same file of raw bodies: `rewrite` reads and writes the bodies;
-`pipeline` judges, dedupes, routes and commits tables (`typed` also fills the per-URN tables). The target is a
-ratio of at most 5. With --growth it does the pipeline at 1, 4 and 16 times the rows and prints time and peak
-memory of the JVM and of this process: time must grow in proportion, memory must not.
+`pipeline` judges, dedupes and commits tables, `typed` also routes to the per-URN tables. The target is a
+ratio of at most 5. CPU is that of all processes: on a busy machine the steadier figure. With --growth it does
+the pipeline at 1, 4 and 16 times the rows and prints time and peak memory of the JVM, of the largest Python
+worker and of this process: time must grow in proportion, memory must not.
 
     python bench/spark_pipeline.py --rows 2000000
     python bench/spark_pipeline.py --rows 1000000 --growth
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -65,6 +67,13 @@ def body(number: int, chance: random.Random) -> bytes:
     return text[:-9] if number % 50 == 49 else text
 
 
+def plant_apart(folder: Path, rows: int, duplicates: float) -> None:
+    """In a process of its own: what making the bodies takes is not the pipeline's memory."""
+    made = multiprocessing.get_context("spawn").Process(target=plant, args=(folder, rows, duplicates))
+    made.start()
+    made.join()
+
+
 def plant(folder: Path, rows: int, duplicates: float) -> None:
     chance = random.Random(1)
     folder.mkdir(parents=True)
@@ -77,10 +86,10 @@ def plant(folder: Path, rows: int, duplicates: float) -> None:
         pq.write_table(table, folder / f"{start:012d}.parquet", row_group_size=50_000)
 
 
-def cpu_s(jvm: int) -> float:
-    """User and system time of this process, the JVM and all its Python workers, dead ones included."""
+def family(jvm: int) -> dict[int, float]:
+    """CPU seconds of the JVM and all its Python workers by process, those of dead children included."""
     ticks = os.sysconf("SC_CLK_TCK")
-    parents: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     spent: dict[int, float] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -88,21 +97,27 @@ def cpu_s(jvm: int) -> float:
         except OSError:  # gone meanwhile
             continue
         pid = int(entry.parent.name)
-        parents.setdefault(int(fields[1]), []).append(pid)
+        children.setdefault(int(fields[1]), []).append(pid)
         spent[pid] = sum(map(int, fields[11:15])) / ticks
-    found, todo = 0.0, [jvm]
+    found, todo = {}, [jvm]
     while todo:
         pid = todo.pop()
-        found += spent.get(pid, 0.0)
-        todo += parents.get(pid, [])
-    return found + sum(os.times()[:2])
+        found[pid] = spent.get(pid, 0.0)
+        todo += children.get(pid, [])
+    return found
+
+
+def cpu_s(jvm: int) -> float:
+    """User and system time of this process, the JVM and its workers."""
+    return sum(family(jvm).values()) + sum(os.times()[:2])
 
 
 def peak_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # gone meanwhile
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
 def jvm_pid(spark: SparkSession) -> int:
@@ -160,16 +175,20 @@ def compare(spark: SparkSession, args: argparse.Namespace, work: Path) -> None:
 
 def grow(spark: SparkSession, args: argparse.Namespace, work: Path) -> None:
     jvm = jvm_pid(spark)
-    print(f"{'rows':>12}{'s':>9}{'µs/row':>9}{'JVM MB':>9}{'driver MB':>11}")
-    for factor in (1, 4, 16):
+    plant_apart(work / "warm", 100_000, args.duplicates)
+    pipeline(spark, work / "warm", work, 100_000, typed=not args.untyped)
+    print(f"{'rows':>12}{'s':>9}{'µs/row':>9}{'CPU µs':>9}{'JVM MB':>9}{'worker MB':>11}{'driver MB':>11}")
+    for factor in map(int, args.factors.split(",")):
         rows = args.rows * factor
         source = work / f"bodies-{factor}"
-        plant(source, rows, args.duplicates)
-        spent = pipeline(spark, source, work, rows, typed=args.typed)
+        plant_apart(source, rows, args.duplicates)
+        before = cpu_s(jvm)
+        spent = pipeline(spark, source, work, rows, typed=not args.untyped)
+        cpu = cpu_s(jvm) - before
+        worker = max((peak_mb(pid) for pid in family(jvm) if pid != jvm), default=0.0)
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"{rows:>12,}{spent:>9.1f}{spent / rows * 1e6:>9.2f}{peak_mb(jvm):>9.0f}{own:>11.0f}", flush=True
-        )
+        told = f"{rows:>12,}{spent:>9.1f}{spent / rows * 1e6:>9.2f}{cpu / rows * 1e6:>9.2f}"
+        print(f"{told}{peak_mb(jvm):>9.0f}{worker:>11.0f}{own:>11.0f}", flush=True)
         shutil.rmtree(source)
 
 
@@ -179,7 +198,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--duplicates", type=float, default=0.01)
     parser.add_argument("--growth", action="store_true")
-    parser.add_argument("--typed", action="store_true", help="with --growth: typed tables too")
+    parser.add_argument("--factors", default="1,4,16", help="with --growth: times the rows")
+    parser.add_argument("--untyped", action="store_true", help="with --growth: no typed tables")
     parser.add_argument("--heap", default="1g")
     args = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

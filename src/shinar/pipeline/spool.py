@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Stands for a delivery whose queue is not known, so that the balance has a row for it.
 NO_QUEUE: Final = ""
 #: Rows of a new typed table that a task looks at to learn its columns.
-SAMPLE_ROWS: Final = 2_000
+SAMPLE_ROWS: Final = 500
 #: What a task of either pass tells the driver: one row, one JSON text.
 REPORT: Final = pa.schema([pa.field("report", pa.string())])
 #: What dedupe compares; `row` is the row's place in the spooled file of the same name.

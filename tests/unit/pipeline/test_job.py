@@ -219,6 +219,30 @@ def test_typed_tables_evolve_and_clashes_are_quarantined(tmp_path: Path) -> None
     assert polars.read_delta(str(job.store.root / "typed/orders_created")).height == 6
 
 
+def test_a_new_field_of_two_types_is_decided_once(tmp_path: Path) -> None:
+    """The table is known, the field is not: its file is done again, and what loses is quarantined then."""
+    job = pipeline(tmp_path)
+    job.process(rows([envelope(n) for n in range(4)]))
+    payloads = [{"order_id": n, "size": "XL" if n == 13 else n} for n in range(10, 16)]
+    done = job.process(rows([envelope(p["order_id"], data=p) for p in payloads]))
+    assert (done.received, done.messages, done.quarantine) == (6, 5, 1)
+    (bad,) = table(job.store, "quarantine", "id", "pointer")
+    assert bad == {"id": "id-13", "pointer": "/data/size"}
+    found = {row["order_id"]: row.get("size") for row in table(job.store, "typed/orders_created")}
+    assert found == {**dict.fromkeys(range(4)), **{n: n for n in range(10, 16) if n != 13}}
+
+
+def test_raw_bodies_are_judged_on_the_way(tmp_path: Path) -> None:
+    raw = rows(planted()).select("body", "queue", "received_at", "position")
+    job = pipeline(tmp_path)
+    done = job.process(raw)
+    assert (done.received, done.messages, done.quarantine, done.duplicates) == (52, 42, 4, 6)
+    found = table(job.store, "messages", "body", "data", "broker", "queue")
+    assert {row["broker"] for row in found} == {"archive"}
+    assert {row["queue"] for row in found} == {"orders"}
+    assert all(row["data"].encode() in row["body"] for row in found)
+
+
 def test_routes_join_urns_in_one_table(tmp_path: Path) -> None:
     job = pipeline(tmp_path, routes={"urn:babel:orders:*": "orders", "*": "-"})
     job.process(rows([*planted(), envelope(950, "urn:babel:mails:sent")]))
