@@ -13,7 +13,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,16 +46,13 @@ class Chaos:
     targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker", "worker")
     shot: Counter[str] = field(default_factory=Counter)
     lives: int = 0
-    #: Held by the producer while it publishes: a publish cut in two would leave the truth unknown.
-    calm: threading.Lock = field(default_factory=threading.Lock)
+    _slices: list[list] = field(default_factory=list)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def publish(self, messages: list, pause_s: float = 0.0) -> None:
+    def publish(self, messages: list) -> None:
         with contextlib.closing(connect(self.url)) as broker:
             for at in range(0, len(messages), 500):
-                with self.calm:
-                    broker.publish(QUEUE, messages[at : at + 500])
-                time.sleep(pause_s)
+                broker.publish(QUEUE, messages[at : at + 500])
 
     def start(self, *flags: str) -> Run:
         self.lives += 1
@@ -67,17 +63,21 @@ class Chaos:
     def rage(self, kills: int, restarts: list[Callable[[], None]]) -> None:
         """Shoot so many times. Restarts of the broker are spread among the shots."""
         due = {(number + 1) * kills // (len(restarts) + 1): act for number, act in enumerate(restarts)}
+        # Some of what comes later before each wait, so that there is a batch to wait for.
+        later, steps = self.truth.later, kills + len(restarts)
+        self._slices = [later[step::steps] for step in range(steps)]
         run = self.start()
         while (number := self.shot.total()) < kills:
             if not run.alive:
                 run = self.start()
             self._wait(run)
             if act := due.pop(number, None):
-                with self.calm:
-                    act()
+                act()
                 self._wait(run)
             self._shoot(run)
         run.close()
+        for left in self._slices:
+            self.publish(left)
 
     def drain(self, runs: int = 6) -> None:
         """Until the broker says that it holds nothing: leases of the dead may outlast a run."""
@@ -97,9 +97,11 @@ class Chaos:
 
     def _wait(self, run: Run) -> None:
         """To a random point: of a batch, or of whatever is going on."""
-        if not run.batches or self.dice.random() < 0.5:
-            seen = run.batches if self.dice.random() < 0.8 else -1
-            until("a batch", lambda: run.batches > seen or not run.alive)
+        seen = run.batches
+        if self._slices:
+            self.publish(self._slices.pop())
+            if self.dice.random() < 0.6:
+                until("a batch", lambda: run.batches > seen or not run.alive)
         time.sleep(self.dice.uniform(0.0, 4.0))
 
     def _shoot(self, run: Run) -> None:
@@ -142,12 +144,7 @@ def survive(
     started_s = time.monotonic()
     try:
         chaos.publish(truth.first)
-        producer = threading.Thread(target=chaos.publish, args=(truth.later, 0.5 if HEAVY else 0.05))
-        producer.start()
-        try:
-            chaos.rage(kills, restarts)
-        finally:
-            producer.join()
+        chaos.rage(kills, restarts)
         chaos.drain()
     finally:
         chaos.close()
