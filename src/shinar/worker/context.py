@@ -57,7 +57,8 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         return follow_up(self.message, urn, data, queue=queue)
 
 
-_current: ContextVar[Context | None] = ContextVar("shinar_context", default=None)
+#: The parts, not a Context: most handlers never ask for one.
+_current: ContextVar[tuple[Message, Delivery] | None] = ContextVar("shinar_context", default=None)
 enter_context: Final = _current.set
 
 
@@ -67,11 +68,12 @@ def leave_context() -> None:
 
 def current() -> Context | None:
     """The delivery being handled in this thread or task; None outside a handler."""
-    return _current.get()
+    parts = _current.get()
+    return None if parts is None else Context(*parts)
 
 
 def is_replay() -> bool:
-    context = _current.get()
+    context = current()
     return context is not None and context.is_replay
 
 

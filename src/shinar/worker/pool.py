@@ -21,8 +21,6 @@ from shinar.worker.process import Outcome
 #: enough that handing it over costs nothing beside it.
 CHUNK_S: Final = 0.005
 MAX_CHUNK: Final = 250
-#: Messages between two looks at the clock.
-LOOK_EVERY: Final = 8
 #: How much work is reserved ahead: enough to keep busy, not so much that slow handlers keep other
 #: workers idle.
 AHEAD_S: Final = 1.0
@@ -129,11 +127,13 @@ class Pool:
     def _run_chunk(self, chunk: list[Delivery]) -> None:
         outcomes: list[Outcome] = []
         started_s = time.monotonic()
-        done = 0
-        # A look at the clock every few messages, and from the first on: the guess may have been bad.
+        done, part = 0, 1
+        # A look at the clock after 1 message, 2 more, 4 more: a bad guess is noticed at once, and a good
+        # one hardly costs a look.
         while done < len(chunk) and (done == 0 or time.monotonic() - started_s < 2 * CHUNK_S):
-            outcomes.extend(filter(None, map(self._process, chunk[done : done + LOOK_EVERY])))
-            done += LOOK_EVERY
+            outcomes.extend(filter(None, map(self._process, chunk[done : done + part])))
+            done += part
+            part *= 2
         leave_context()
         handled, rest = chunk[:done], chunk[done:]
         cost_s = (time.monotonic() - started_s) / len(handled)

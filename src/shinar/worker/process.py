@@ -68,18 +68,19 @@ def process(
         return Outcome(
             delivery, Event.UNKNOWN_URN, attempts, policy, message, error=f"no handler for {message.urn}"
         )
-    context = Context(message, delivery)
-    enter_context(context)
+    enter_context((message, delivery))
     try:
-        answer = target.call(message, context) if target.with_context else target.call(message)
+        if target.with_context:
+            answer = target.call(message, Context(message, delivery))
+        else:
+            answer = target.call(message)
     except Exception as exc:  # the worker's outermost loop: whatever a handler raises is an outcome
         return Outcome(delivery, Event.FAILED, attempts, target.policy, message, error=exc)
-    return HANDLED if answer is None else _answered(context, target.policy, answer)
+    return HANDLED if answer is None else _answered(delivery, message, target.policy, answer)
 
 
-def _answered(context: Context, policy: Policy, answer: object) -> Outcome | None:
-    message = context.message
-    failed = (context.delivery, Event.FAILED, message.attempts, policy, message)
+def _answered(delivery: Delivery, message: Message, policy: Policy, answer: object) -> Outcome | None:
+    failed = (delivery, Event.FAILED, message.attempts, policy, message)
     if isinstance(answer, Retry):
         return Outcome(*failed, error=answer.error, delay_s=answer.delay_s)
     if isinstance(answer, GiveUp):

@@ -80,7 +80,7 @@ def timeout(limit_s: float) -> Step:
             errors: list[BaseException] = []
 
             def run() -> None:
-                enter_context(context)
+                enter_context((message, context.delivery))
                 try:
                     result.append(call(message, context))
                 except BaseException as exc:  # carried over to the thread that waits, and raised there
