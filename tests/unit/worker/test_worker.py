@@ -183,7 +183,7 @@ def test_handlers_see_their_context(bench: Bench) -> None:
     seen: list[object] = []
 
     def handle(message: Message, context: Context) -> None:
-        seen.append((context.queue, context.attempt, context.headers["x"], current() is context))
+        seen.append((context.queue, context.attempt, context.headers["x"], current() == context))
         follow = context.follow_up("urn:b", {"a": 1}, queue="next")
         seen.append((follow.trace_id == message.trace_id, follow.id != message.id))
         seen.append((is_replay(), bypass_external_effects(lambda: "effect")))
