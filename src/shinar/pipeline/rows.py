@@ -74,15 +74,17 @@ def _one_or_many(texts: list[str]) -> pa.Array:
 
 def _attempts(judged: Judged, deliveries: Sequence[Delivery], traits: Traits) -> pa.Array:
     # Nearly all rows share a handful of counts: ask the rule once for each.
-    known: dict[tuple[object, ...], int] = {}
-    found: list[int] = []
-    for count, delivery in zip(judged.columns["attempts"].to_pylist(), deliveries, strict=True):
-        stated = delivery.properties.get(traits.attempts_property)
-        case = (count, delivery.native_count, stated)
-        if case not in known:
-            known[case] = reconcile(traits, count or 0, delivery.native_count, delivery.properties)
-        found.append(known[case])
-    return pa.array(found, pa.int64())
+    stated = traits.attempts_property
+    cases = list(
+        zip(
+            judged.columns["attempts"].to_pylist(),
+            [delivery.native_count for delivery in deliveries],
+            [delivery.properties.get(stated) for delivery in deliveries],
+            strict=True,
+        )
+    )
+    known = {case: reconcile(traits, case[0] or 0, case[1], {stated: case[2]}) for case in set(cases)}
+    return pa.array([known[case] for case in cases], pa.int64())
 
 
 def _maps(values: Sequence[Mapping[str, Any]]) -> pa.Array:
