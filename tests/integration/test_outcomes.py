@@ -18,9 +18,13 @@ from shinar.brokers import Broker, Outgoing
 from shinar.envelope import build, encode
 from shinar.settlement import dead_letter_queue
 
-COUNT = int(os.environ.get("SHINAR_COUNT", 100_000 if os.environ.get("SHINAR_HEAVY") else 1_000))
+HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
+COUNT = int(os.environ.get("SHINAR_COUNT", 100_000 if HEAVY else 1_000))
 GOOD, BAD, UNKNOWN = "urn:babel:orders:created", "urn:babel:orders:broken", "urn:babel:nobody:knows"
 
+#: Published and worked off at a time. ElasticMQ needs longer for each message the more of them wait: of
+#: 100,000 it hands out 50 a second.
+PORTION = 5_000
 __all__ = ["case", "embedded"]
 
 
@@ -41,7 +45,7 @@ def bodies() -> list[bytes]:
 
 @pytest.mark.timeout(1800 if COUNT > 1000 else 240)
 def test_the_four_outcomes_add_up(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.traits.name == "servicebus":
+    if HEAVY and case.traits.name == "servicebus":
         # The shared stand-in locks for 5 s, to be lost in tests; here no lock may end on a busy machine.
         home = new_home("servicebus-outcomes")
         server = Server("servicebus", home, servicebus.plan(home, None, "--lock", "60"))
@@ -50,39 +54,48 @@ def test_the_four_outcomes_add_up(case: Case, request: pytest.FixtureRequest) ->
         case = Case(server.url, server)
         request.addfinalizer(case.close)
     tiers = ("retry_tiers_ms=200,400",) if case.traits.replayable else ()
-    broker = case.connect(*tiers)
     sent = bodies()
-    started_s = time.monotonic()
-    for start in range(0, COUNT, 2000):
-        broker.publish(case.queue, [Outgoing(body) for body in sent[start : start + 2000]])
-    broker.close()
-    published_s = time.monotonic() - started_s
-
+    portion = PORTION if case.traits.name == "sqs" else COUNT
     handled: set[int] = set()
-    worker = Worker(
-        with_options(case.url, *tiers),
-        {GOOD: lambda message: handled.add(message.data["n"]), BAD: lambda message: 1 / 0},
-        queue=case.queue,
-        policy=Policy(max_attempts=2),
-        limits=Limits(until_empty=True, empty_wait_s=4.0),
-    )
-    started_s = time.monotonic()
-    report = worker.run()
-    worked_s = time.monotonic() - started_s
+    handlers = {GOOD: lambda message: handled.add(message.data["n"]), BAD: lambda message: 1 / 0}
+    counts: Counter[str] = Counter()
+    published_s = worked_s = 0.0
+    for start in range(0, COUNT, portion):
+        published_s += publish(case.connect(*tiers), case.queue, sent[start : start + portion])
+        worker = Worker(
+            with_options(case.url, *tiers),
+            handlers,
+            queue=case.queue,
+            policy=Policy(max_attempts=2),
+            limits=Limits(until_empty=True, empty_wait_s=4.0),
+        )
+        started_s = time.monotonic()
+        report = worker.run()
+        worked_s += time.monotonic() - started_s
+        counts.update(report.counts, received=report.received)
     parts = COUNT // 100
-    assert len(handled) == report.count("handled") == 96 * parts
-    assert report.count("dead_letter") == 4 * parts
-    assert report.count("retry") == 3 * parts
-    assert report.received == 96 * parts + 4 * parts + 3 * parts
-    assert not report.count("drop")
-    assert not report.count("unsettled")
+    assert len(handled) == counts["handled"] == 96 * parts
+    assert counts["dead_letter"] == 4 * parts
+    assert counts["retry"] == 3 * parts
+    assert counts["received"] == 96 * parts + 4 * parts + 3 * parts
+    assert not counts["drop"]
+    assert not counts["unsettled"]
 
     reasons = dead_letter_reasons(case.connect(*tiers), dead_letter_queue(case.queue, case.traits), 4 * parts)
     assert reasons == {"poison": parts, "unknown_urn": parts, "failed": 2 * parts}
     print(
         f"\n{case.traits.name}: {COUNT} messages, published in {published_s:.1f} s, "
-        f"worked off in {worked_s:.1f} s: {report.counts}, dead letters {dict(reasons)}"
+        f"worked off in {worked_s:.1f} s: {dict(counts)}, dead letters {dict(reasons)}"
     )
+
+
+def publish(broker: Broker, queue: str, sent: list[bytes]) -> float:
+    """Seconds it took."""
+    started_s = time.monotonic()
+    for start in range(0, len(sent), 2000):
+        broker.publish(queue, [Outgoing(body) for body in sent[start : start + 2000]])
+    broker.close()
+    return time.monotonic() - started_s
 
 
 def dead_letter_reasons(graveyard: Broker, queue: str, count: int) -> Counter[str]:
