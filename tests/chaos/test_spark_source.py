@@ -26,9 +26,9 @@ from chaos.spark_truth import QUEUE, Truth, differences, plant
 from servers.process import free_port
 from shinar.brokers import connect, traits
 
-HEAVY = bool(os.environ.get("SHINAR_HEAVY"))
-#: Messages, kills, most messages a batch may take.
-COUNT, KILLS, BATCH = (200_000, 20, 20_000) if HEAVY else (6_000, 3, 500)
+HEAVY = int(os.environ.get("SHINAR_HEAVY") or 0)
+#: Messages (SHINAR_HEAVY=30000 asks for another number), kills, most messages a batch may take.
+COUNT, KILLS, BATCH = (HEAVY if HEAVY > 1 else 200_000, 20, 20_000) if HEAVY else (6_000, 3, 500)
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600 if HEAVY else 900)]
 
@@ -135,11 +135,12 @@ def survive(
     on: Cluster | None = None,
     kills: int = KILLS,
     targets: tuple[str, ...] = ("driver", "jvm", "worker", "worker", "worker"),
+    batch: int = BATCH,
     seed: int = 1,
 ) -> Chaos:
     able = traits(url)
     truth = plant(COUNT, seed, binary=able.binary, delay=able.delay)
-    job = Job.write(folder / "job", url, QUEUE, BATCH, master=on.master if on else "local[2,4]")
+    job = Job.write(folder / "job", url, QUEUE, batch, master=on.master if on else "local[2,4]")
     chaos = Chaos(job, url, truth, random.Random(seed), on, targets)
     started_s = time.monotonic()
     try:
@@ -229,7 +230,9 @@ def test_redis(tmp_path: Path, server):
 @pytest.mark.live("elasticmq")
 def test_sqs(tmp_path: Path, server):
     with _emptied(server.url):
-        survive(tmp_path, server.url, [lambda: _restart(server)] * 2, seed=4)
+        # Ten messages a request: a batch that takes longer than its leases would spend its time on them.
+        restarts = [lambda: _restart(server)] * 2
+        survive(tmp_path, f"{server.url}&lease_s=120", restarts, batch=BATCH // 5, seed=4)
 
 
 def _restart(server) -> None:
