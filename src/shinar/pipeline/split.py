@@ -151,7 +151,7 @@ class _File:
         accepted = _flags(pc.equal(rows["verdict"], Kind.ACCEPTED.value))
         fresh = accepted.copy()
         fresh[known.rows] = False
-        new = rows.filter(pa.array(fresh))
+        new = rows if fresh.all() else rows.filter(pa.array(fresh))
         clashes: dict[int, Clash] = {}
         for table, typed_rows, found in self._typed.rows(new):
             clashes |= found
