@@ -6,7 +6,7 @@ Bare is the fastest use of pulsar-client we can write that does the same work: b
 sends with the contract's properties, every confirmation awaited; received, read and acknowledged one by one.
 `handled` is a whole worker on both sides, from the first call of the handler to the last. Consuming has no
 round trip to save on Pulsar: its client takes messages ahead and acknowledges in the background, for
-everybody, so all three are near what that client can do.
+everybody, so no multiple of the SDK's rate is to be had there.
 """
 
 from __future__ import annotations

@@ -109,6 +109,9 @@ def test_a_server_that_was_away_is_found_again(row: str, server: Server, away_s:
         f"the worker's CPU meanwhile {used_s:.2f} s; said gone {lost}, back {back}"
     )
     print(lines)
+    assert [line for line in lines.splitlines() if not line.startswith("shinar.")] == [], (
+        "a driver's own lines"
+    )
     # A second time only if it went again while it started.
     assert lost <= 2, lines
     assert lost == back, lines
