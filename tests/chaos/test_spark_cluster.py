@@ -97,15 +97,14 @@ def stop_and_go(on: Cluster, run: Run, times: int) -> int:
         if not run.alive:
             break
         seen = run.batches
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(slow, signal.SIGSTOP)
-            # Not for ever: if it had just published, the stage may have nothing left to run twice.
-            with contextlib.suppress(AssertionError):
-                until("a batch without it", lambda n=seen: run.batches > n or not run.alive, 30.0)
-            overtaken += run.batches > seen and is_freezing(slow)
+            if is_freezing(slow):  # else it has just published
+                with contextlib.suppress(AssertionError):
+                    until("a batch without it", lambda n=seen: run.batches > n or not run.alive, 90.0)
+                overtaken += run.batches > seen
+            # Spark may have ended the loser already.
             os.kill(slow, signal.SIGCONT)
-        except ProcessLookupError:
-            continue
     return overtaken
 
 

@@ -28,7 +28,7 @@ from shinar.brokers import connect, traits
 
 HEAVY = int(os.environ.get("SHINAR_HEAVY") or 0)
 #: Messages (SHINAR_HEAVY=30000 asks for another number), kills, most messages a batch may take.
-COUNT, KILLS, BATCH = (HEAVY if HEAVY > 1 else 200_000, 20, 20_000) if HEAVY else (6_000, 3, 500)
+COUNT, KILLS, BATCH = (HEAVY if HEAVY > 1 else 200_000, 20, 20_000) if HEAVY else (4_000, 3, 500)
 
 pytestmark = [pytest.mark.spark, pytest.mark.chaos, pytest.mark.timeout(3600 if HEAVY else 900)]
 

@@ -1,4 +1,4 @@
-"""Reads, streams and writes over Spark Connect; prints its findings as one JSON object. Argument: a folder."""
+"""Reads, streams and writes over Spark Connect; prints its findings as one JSON object. Takes a folder."""
 
 from __future__ import annotations
 
