@@ -29,9 +29,12 @@ COUNT, BATCH = 40_000, 5_000
 @contextlib.contextmanager
 def running(folder: Path, on: Cluster, spark: dict[str, str] | None = None):
     """A pipeline over a queue that holds all of the planted messages; checked against them at the end."""
-    url = f"sqlite://{folder}/queue.db?lease_s=60"
+    # A server of its own: a process stopped inside a transaction of a database would hold up everybody.
+    server = EmbeddedBroker(folder / "broker")
+    server.start()
+    url = f"{server.url}?lease_s=60"
     truth = plant(COUNT, seed=5, delay=False)
-    with contextlib.closing(connect(url)) as broker:
+    with contextlib.closing(server), contextlib.closing(connect(url)) as broker:
         for at in range(0, len(truth.first + truth.later), 1000):
             broker.publish(QUEUE, (truth.first + truth.later)[at : at + 1000])
         job = Job.write(folder / "job", url, QUEUE, BATCH, master=on.master, spark=spark)

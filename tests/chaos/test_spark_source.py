@@ -188,6 +188,9 @@ class EmbeddedBroker:
             assert self._process.stdout is not None
             self._process.stdout.close()
 
+    #: For contextlib.closing.
+    close = stop
+
     def restart(self) -> None:
         self.stop()
         self.start()
