@@ -34,9 +34,6 @@ HANDLE_S = 0 if HEAVY else 0.001
 #: second and forgets the last ones. Kafka stores no offsets while its coordinator is away, and its client may
 #: have the rest of the topic in memory, which the worker goes on handling.
 AGAIN_BY_RESTART = {"pulsar": 8_000, "kafka": MESSAGES}
-#: Known to be wrong: for a moment after its restart Kafka knows none of its topics, and a worker that asks
-#: then ends with QueueMissing.
-GIVES_UP = {"kafka"}
 PROGRAM = Path(__file__).with_name("crash_program.py")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "delivery-guarantees.md"
 
@@ -82,7 +79,7 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(
             restarts += 1
             wait_for_progress(handled, worker, before)
         # It ends by itself only when there is nothing left; any other end would be an error of its own.
-        assert worker.poll() in (None, 0) or name in GIVES_UP
+        assert worker.poll() in (None, 0)
         idle_kills += worker.poll() is not None
         worker.send_signal(signal.SIGKILL)
         worker.wait()

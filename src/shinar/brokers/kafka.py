@@ -31,7 +31,7 @@ from shinar.brokers.kafka_topics import Topics
 from shinar.brokers.projection import facts_of
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import BodyTooLarge, PublishFailed
+from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, QueueMissing
 from shinar.settlement.kafka import ATTEMPTS_HEADER, delay_record, retry_record, retry_topic, work_topic
 from shinar.settlement.traits import Traits
 
@@ -108,7 +108,15 @@ class KafkaBroker:
             self._topics.ensure(queue)
             feed = self._feeds[queue] = Feed(self._settings, queue, self._clock)
         self._reinject_if_used(queue)
-        return feed.take(limit, wait_s)
+        try:
+            return feed.take(limit, wait_s)
+        except QueueMissing as exc:
+            if not feed.joined:
+                raise
+            # A cluster that has just started knows none of its topics for a moment. We have read from this
+            # one: connecting again finds it, makes it, or says for good that it is missing.
+            text = "the topic is gone or not loaded yet"
+            raise BrokerUnavailable(text, broker=BROKER, queue=queue) from exc
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._by_feed(deliveries, Feed.finish)

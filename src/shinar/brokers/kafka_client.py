@@ -25,7 +25,10 @@ from shinar.errors import (
 )
 from shinar.settlement.kafka import DEFAULT_TIERS_MS, check_tiers
 
+#: Where librdkafka speaks.
 log = logging.getLogger(__name__)
+# Several lines a second while a cluster is away. The worker says it once, and errors carry the reason.
+log.addFilter(lambda record: not record.getMessage().startswith("FAIL "))
 
 BROKER: Final = "kafka"
 DEFAULT_PORT: Final = 9092

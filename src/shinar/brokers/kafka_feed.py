@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: The keeper polls for a caller that has not for this long.
 _KEEP_ALIVE_S: Final = 0.5
-#: While a commit is unanswered: the answer is only heard in a poll.
+#: While a commit is unanswered: the answer is only heard in a poll, and a second one may follow after this.
 _ANSWER_S: Final = 0.02
 #: How long `flush` waits for it.
 _FLUSH_S: Final = 5.0
@@ -39,8 +39,7 @@ _FLUSH_S: Final = 5.0
 _SLICE_S: Final = 1.0
 #: Records the keeper may have taken ahead before it pauses the partitions.
 _AHEAD: Final = 100
-#: How long the first reserve may take to join the group, however short its own wait: a member that
-#: was killed holds everybody up until its session is over (45 s in other SDKs).
+#: The first reserve may take this long to join: the session of a killed member has to end first.
 _JOIN_S: Final = 60.0
 #: How long a reserve that must not wait does wait for records the cluster says are there.
 _GRACE_S: Final = 1.0
@@ -61,15 +60,14 @@ class Feed:
         #: Handed back to us, with the time (monotonic) from which they may be handed out again.
         self._later: list[tuple[float, Delivery]] = []
         self._paused = False
-        self._joined = False
+        self.joined = False
         self._fault: ShinarError | None = None
-        self._polled_s = clock.monotonic_s()
+        self._polled_s = self._asked_s = clock.monotonic_s()
         self._wake = threading.Event()
         self._closed = False
         with kafka_errors(topic):
-            self._consumer = Consumer(
-                group_config(settings, settings.group, self._watch) | {"on_commit": self._on_commit}
-            )
+            config = group_config(settings, settings.group, self._watch)
+            self._consumer = Consumer(config | {"on_commit": self._on_commit})
             self._consumer.subscribe(
                 [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
@@ -141,7 +139,7 @@ class Feed:
     def _join(self, wait_s: float) -> None:
         """An empty answer before the group gave us partitions would be a lie about the queue."""
         deadline = self._clock.monotonic_s() + max(_JOIN_S, wait_s)
-        while not self._joined:
+        while not self.joined:
             if self._clock.monotonic_s() >= deadline:
                 denied = self._watch.denied
                 if denied is not None:
@@ -266,6 +264,10 @@ class Feed:
 
     def _commit(self) -> None:
         """Ask the group to store what is finished. The answer comes by callback in a later poll."""
+        now_s = self._clock.monotonic_s()
+        # Many at a time would be stored ever later. Not strictly one: its answer queues behind records.
+        if now_s - self._asked_s < _ANSWER_S and self._unanswered():
+            return
         with self._state:
             due = [(track, at) for track in self._tracks.values() if (at := track.due()) is not None]
         if due:
@@ -273,6 +275,7 @@ class Feed:
                 offsets=[TopicPartition(self.topic, track.number, at) for track, at in due],
                 asynchronous=True,
             )
+            self._asked_s = now_s
             for track, at in due:
                 track.sent = at
 
@@ -306,7 +309,7 @@ class Feed:
             consumer.incremental_assign(starts)
         else:
             consumer.assign(starts)
-        self._joined = True
+        self.joined = True
 
     def _start(self, place: Any) -> Any:
         """Where to read a partition from: where we stopped, if it only went round in a rebalance."""

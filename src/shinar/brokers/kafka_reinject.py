@@ -93,8 +93,9 @@ class Reinjector:
             self._subscribe()
         with kafka_errors(watch=self._watch):
             first = self._consumer.poll(self._until_due(wait_s))
-            self._park([first] if first is not None else [])
-            self._park(self._consumer.consume(_BATCH, 0))
+            # Read before anything is parked: that pauses the partition, and with it what was fetched is gone.
+            found = self._consumer.consume(_BATCH, 0)
+            self._park(found if first is None else [first, *found])
         return self._write_back()
 
     def _subscribe(self) -> None:
