@@ -6,6 +6,7 @@ sides. `moved` has the bodies ready and counts only what the broker module, or t
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import uuid
@@ -17,6 +18,7 @@ from shinar.brokers import Broker, Outgoing, connect
 from shinar.envelope import Kind, build, encode, judge
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+os.environ.setdefault("SHINAR_SERVER_JIT", "1")
 
 from servers import acquire
 

@@ -29,6 +29,7 @@ GROUPS: dict[str, list[str]] = {
         "--ignore=tests/integration/test_pipeline.py",
         "--ignore=tests/integration/test_redrive.py",
         "--ignore=tests/integration/test_redrive_across.py",
+        "--ignore=tests/integration/test_redrive_fifo.py",
         "--ignore=tests/integration/test_redrive_lake.py",
         "--ignore=tests/integration/test_servers.py",
     ],
@@ -41,13 +42,16 @@ GROUPS: dict[str, list[str]] = {
         "tests/chaos/test_spark_cluster.py",
         "tests/docs",
     ],
-    "tables": ["tests/unit/pipeline"],
+    "tables": [
+        "tests/unit/pipeline",
+        "tests/integration/test_redrive.py",
+        "tests/integration/test_redrive_across.py",
+        "tests/integration/test_redrive_fifo.py",
+    ],
     "chaos": [
         "tests/chaos",
         "--ignore=tests/chaos/test_spark_source.py",
         "--ignore=tests/chaos/test_spark_cluster.py",
-        "tests/integration/test_redrive.py",
-        "tests/integration/test_redrive_across.py",
         "tests/integration/test_servers.py",
     ],
     "quick": [
