@@ -189,7 +189,8 @@ def test_consumers_share_fairly(start: Start, opened) -> None:
     with Plain(server.url) as one, Plain(server.url) as other:
         one.send(Consume("q", 100))
         other.send(Consume("q", 100))
-        assert until(lambda: len(server.server.hub.engine.queue("q").consumers) == 2)
+        queues = server.server.hub.engine.queues
+        assert until(lambda: "q" in queues and len(queues["q"].consumers) == 2)
         broker.publish("q", [Outgoing(b"%d" % n) for n in range(40)])
         assert len(one.take(20)) == len(other.take(20)) == 20
         assert one.silent()

@@ -257,7 +257,8 @@ def test_servicebus(server, name):
 
 #: Starts a server as a test run would, tells its process group and directory, and waits for its end.
 RUN = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 sys.path.insert(0, sys.argv[1])
 import servers
 server = servers.acquire("redis")
