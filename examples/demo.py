@@ -120,6 +120,7 @@ def run_pipeline(url: str, truth: Counter[str]) -> None:
     from shinar.pipeline.session import session
 
     spark = session("local[2]", "shinar-demo")
+    spark.sparkContext.setLogLevel("ERROR")  # its warnings are about itself
     lake = str(OUT / "lake")
     for queue in ("events", "orders.dlq"):
         summary = Pipeline(spark, url=url, queue=queue, lake=lake).run(once=True)
