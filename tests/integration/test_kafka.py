@@ -186,6 +186,15 @@ def test_every_record_is_finished_while_members_come_and_go(kafka, protocol):
     assert until(lambda: kafka.committed() == sent)
 
 
+def test_the_depth_is_right_however_fast_one_finishes(kafka):
+    """Commits are held back to fifty a second; a look at the queue must not notice."""
+    broker = kafka.open()
+    broker.publish(kafka.topic, [Outgoing(envelope(n)) for n in range(30)])
+    for left in reversed(range(0, 30, 3)):
+        broker.ack(take(broker, kafka.topic, 3))
+        assert broker.depth(kafka.topic).ready == left
+
+
 def test_a_busy_worker_does_not_hold_up_a_rebalance(kafka):
     busy, other = kafka.open(partitions=2), kafka.open(partitions=2)
     busy.publish(kafka.topic, [Outgoing(envelope(n), key=str(n).encode()) for n in range(40)])

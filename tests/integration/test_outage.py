@@ -63,12 +63,19 @@ def send(url: str, queue: str, numbers: range) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("away_s", [1, pytest.param(60, marks=pytest.mark.skipif(not HEAVY, reason="heavy"))])
+@pytest.mark.parametrize(
+    "away_s",
+    [1, pytest.param(60, marks=pytest.mark.skipif(not HEAVY, reason="a minute: set SHINAR_HEAVY=1"))],
+)
 @pytest.mark.parametrize(
     ("row", "server"),
     [
         pytest.param(
-            row, row, marks=() if row in FAST else pytest.mark.skipif(not HEAVY, reason="slow to start")
+            row,
+            row,
+            marks=()
+            if row in FAST
+            else pytest.mark.skipif(not HEAVY, reason="slow to start: set SHINAR_HEAVY=1"),
         )
         for row in SERVERS
     ],

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from live import until
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.errors import (
     AccessDenied,
@@ -61,15 +62,6 @@ def opened() -> Iterator[Callable[[str], Broker]]:
 
 def bodies(*texts: str) -> list[Outgoing]:
     return [Outgoing(text.encode()) for text in texts]
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 # -- plain PHPMQ

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 #: The keeper polls for a caller that has not for this long.
 _KEEP_ALIVE_S: Final = 0.5
-#: While a commit is unanswered: the answer is only heard in a poll, and a second one may follow after this.
+#: Between two commits, and between two looks for the answer, which is only heard in a poll.
 _ANSWER_S: Final = 0.02
 #: How long `flush` waits for it.
 _FLUSH_S: Final = 5.0
@@ -121,8 +121,8 @@ class Feed:
         """Store what is finished and wait for the answer, as far as it comes."""
         deadline = self._clock.monotonic_s() + _FLUSH_S
         with self._polling, kafka_errors(self.topic, self._watch):
-            self._commit()
-            while self._unanswered() and self._clock.monotonic_s() < deadline:
+            while self._unsaved() and self._clock.monotonic_s() < deadline:
+                self._commit()
                 self._ahead.extend(self._accept([self._consumer.poll(_ANSWER_S)]))
 
     def close(self) -> None:
@@ -265,9 +265,8 @@ class Feed:
     def _commit(self) -> None:
         """Ask the group to store what is finished. The answer comes by callback in a later poll."""
         now_s = self._clock.monotonic_s()
-        # Many at a time would be stored ever later. Not strictly one: its answer queues behind records.
-        if now_s - self._asked_s < _ANSWER_S and self._unanswered():
-            return
+        if now_s - self._asked_s < _ANSWER_S:
+            return  # one for each batch would be stored ever later, and a later one stores as much
         with self._state:
             due = [(track, at) for track in self._tracks.values() if (at := track.due()) is not None]
         if due:
@@ -279,9 +278,10 @@ class Feed:
             for track, at in due:
                 track.sent = at
 
-    def _unanswered(self) -> bool:
+    def _unsaved(self) -> bool:
+        """Is anything finished of which we do not know that the group has stored it?"""
         with self._state:
-            return any(track.sent != track.committed for track in self._tracks.values())
+            return any(t.sent != t.committed or t.due() is not None for t in self._tracks.values())
 
     def _on_commit(self, error: KafkaError | None, places: list[Any]) -> None:
         with self._state:
@@ -375,7 +375,7 @@ class Feed:
 
     def _keep(self) -> None:
         while not self._closed:
-            if self._wake.wait(_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S):
+            if self._wake.wait(_ANSWER_S if self._unsaved() else _KEEP_ALIVE_S):
                 time.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
             self._wake.clear()
             # While the caller polls it does all of this itself.
@@ -392,7 +392,7 @@ class Feed:
     def _keep_alive(self) -> None:
         self._commit()
         idle_s = self._clock.monotonic_s() - self._polled_s
-        if idle_s < (_ANSWER_S if self._unanswered() else _KEEP_ALIVE_S):
+        if idle_s < (_ANSWER_S if self._unsaved() else _KEEP_ALIVE_S):
             return
         self._ahead.extend(self._accept(self._consumer.consume(1, 0)))
         if len(self._ahead) >= _AHEAD and not self._paused:

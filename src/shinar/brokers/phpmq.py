@@ -8,13 +8,13 @@ connection. Plain PHPMQ servers have none of this and are refused by their own s
 from __future__ import annotations
 
 import os
-import ssl
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, ConfigError, PublishFailed
@@ -307,18 +307,6 @@ def address(url: BrokerUrl) -> Address:
     return Address(
         host=url.host or "127.0.0.1",
         port=url.port or DEFAULT_PORT,
-        tls=_tls(url) if url.scheme == "phpmqs" else None,
+        tls=tls_context(url) if url.scheme == "phpmqs" else None,
         token=token,
     )
-
-
-def _tls(url: BrokerUrl) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=url.option("tls_ca") or None)
-        if url.option("tls_cert"):
-            context.load_cert_chain(url.option("tls_cert"), url.option("tls_key") or None)
-    except OSError as exc:
-        raise ConfigError(
-            f"a certificate file cannot be read: {exc.strerror}", setting="?tls_ca= or ?tls_cert="
-        ) from None
-    return context

@@ -13,8 +13,9 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
-from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigError, ProtocolViolation
+from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ProtocolViolation
 
 BROKER: Final = "pulsar"
 PORT: Final = 6650
@@ -48,7 +49,7 @@ def _ask(url: BrokerUrl, host: str, port: int, hello: bytes, timeout_s: float) -
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(socket.create_connection((host, port), timeout_s))
             if url.scheme.endswith("+ssl"):
-                link = stack.enter_context(_context(url).wrap_socket(link, server_hostname=host))
+                link = stack.enter_context(tls_context(url).wrap_socket(link, server_hostname=host))
             link.sendall(hello)
             size = int.from_bytes(_exactly(link, 4), "big")
             if not 8 <= size <= _MOST_BYTES:
@@ -92,19 +93,6 @@ def _addresses(url: BrokerUrl) -> list[tuple[str, int]]:
             host, port = part, str(default)
         found.append((host.strip("[]"), int(port)))
     return found
-
-
-def _context(url: BrokerUrl) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=url.option("tls_ca") or None)
-        if url.option("tls_cert"):
-            context.load_cert_chain(url.option("tls_cert"), url.option("tls_key") or None)
-    except OSError as exc:
-        raise ConfigError(f"a certificate cannot be read: {exc}", setting="?tls_ca=") from None
-    if not url.flag("tls_verify", True):
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:

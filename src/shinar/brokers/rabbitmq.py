@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
@@ -20,6 +19,7 @@ from shinar.brokers.rabbitmq_errors import incomplete, translated
 from shinar.brokers.rabbitmq_frames import Content, properties_of
 from shinar.brokers.rabbitmq_link import IoThread, Link
 from shinar.brokers.rabbitmq_publish import Incomplete, Piece, Publisher
+from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BrokerError, ConfigError, Unsupported
@@ -73,13 +73,7 @@ def _parameters(url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
     host = url.host or "127.0.0.1"
     secure = None
     if url.scheme == "amqps":
-        context = ssl.create_default_context(cafile=url.option("tls_ca") or None)
-        if url.option("tls_cert"):
-            context.load_cert_chain(url.option("tls_cert"), url.option("tls_key") or None)
-        if not url.flag("tls_verify", True):
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        secure = pika.SSLOptions(context, host)
+        secure = pika.SSLOptions(tls_context(url), host)
     return pika.ConnectionParameters(
         host=host,
         port=url.port or (5671 if secure else 5672),

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import math
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -79,7 +80,7 @@ class Write(msgspec.Struct, frozen=True):
 Step = tuple[Reservation | None, Write | None]
 
 
-class RedisQueue:
+class RedisQueue(ABC):
     """Base of the two layouts; `open_queue` picks."""
 
     def __init__(self, client: redis.Redis, name: str, clock: Clock, settings: Settings) -> None:
@@ -89,20 +90,20 @@ class RedisQueue:
         self._clock = clock
         self._settings = settings
 
-    def push(self, values: Sequence[bytes]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def push(self, values: Sequence[bytes]) -> None: ...
 
+    @abstractmethod
     def reserve(self, limit: int) -> Batch:
         """Recover what lapsed, then take up to `limit`; never waits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
         """Per step: True when done, False when the reservation had lapsed and nothing was touched."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, reservations: Sequence[Reservation], lease_s: float | None) -> list[bool]:
         """Per reservation: whether it is still held. None as lease only looks."""
-        raise NotImplementedError
 
     # -- one at a time, for the conformance adapter and for tests
 
