@@ -12,6 +12,7 @@ import math
 import re
 import threading
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -152,6 +153,8 @@ def _examine(body: bytes) -> Verdict:
     return Verdict(Kind.ACCEPTED, body, message, reason, missing or "", found)
 
 
+_DICT_OR_NULL: Final = (dict, NoneType)
+_TEXT_OR_NULL: Final = (str, NoneType)
 #: Where the known members are and what they may be, besides null (RULES chapter 5, step 4).
 _MEMBER_TYPES: Final = (
     # block, string members, int64 members
@@ -164,12 +167,12 @@ _MEMBER_TYPES: Final = (
 def _type_fault(document: dict[str, Any]) -> str | None:
     """Pointer of the first known member of a wrong type; null is always fine."""
     for name in ("data", "meta", "dead_letter"):
-        if not isinstance(document.get(name), dict | None):
+        if not isinstance(document.get(name), _DICT_OR_NULL):
             return f"/{name}"
     for block, strings, integers in _MEMBER_TYPES:
         inner = document if not block else document.get(block[1:]) or {}
         for name in strings:
-            if not isinstance(inner.get(name), str | None):
+            if not isinstance(inner.get(name), _TEXT_OR_NULL):
                 return f"{block}/{name}"
         for name in integers:
             if not _int64_or_null(inner.get(name)):

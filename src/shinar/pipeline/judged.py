@@ -1,9 +1,9 @@
 """Bodies to judged columns at the speed of the Arrow hop, with exactly the verdict of `envelope.judge`.
 
 The canonical envelope is decoded by one typed msgspec call a row, its payload kept as raw text; what that
-call does not check (UTF-8 and numbers no double holds, both inside the payload) is looked for in the whole
-column at once. Every row with anything unusual goes through `judge` itself. Columns are built column by
-column. Knows no broker and no Spark session.
+call does not check (UTF-8 and numbers no double holds, both inside the payload) is looked for in the
+column of payloads at once. Every row with anything unusual goes through `judge` itself. Columns are built
+column by column. Knows no broker and no Spark session.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from shinar.envelope import Kind, Message, Verdict, judge
+from shinar.envelope import Kind, Verdict, judge
 from shinar.envelope.model import MAX_DEPTH, Int64
 from shinar.envelope.text import scan_object
 from shinar.pipeline import schema
 from shinar.pipeline.suspects import suspicious_rows
 
-#: Rows decoded at a time: their Python objects should fit a core's own cache.
-SLICE_ROWS: Final = 2048
+#: Rows decoded at a time: one Arrow batch of Spark. Bounds what stands in memory as Python objects.
+SLICE_ROWS: Final = 10_000
 #: First and last millisecond Spark, Python and Delta all can show (the years 1 to 9999).
 TIME_MS: Final = (-62_135_596_800_000, 253_402_300_799_999)
 
@@ -62,12 +62,30 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     dead_letter: _DeadLetter | None = None
 
 
+class _Payload(msgspec.Struct, gc=False):
+    data: msgspec.Raw = msgspec.Raw(b"")
+
+
 _NO_TEXT: Final = msgspec.Raw(b"")
 _NO_META: Final = _Meta(None, None, None, 1, 0)  # type: ignore[arg-type]  # nulls of a row without a message
 #: Stands for a body that gave no message.
 _NOTHING: Final = _Row(None, None, _NO_TEXT, _NO_META, None)  # type: ignore[arg-type]  # likewise
 
+_TIME: Final = schema.KINDS["time"][1]
+#: Times are milliseconds until the end.
+_DEAD_LETTER_TYPES: Final = {
+    f"dl_{name}": pa.int64() if name == "failed_at" else schema.ARROW.field(f"dl_{name}").type
+    for name in _DeadLetter.__struct_fields__
+}
+#: The canonical envelope around its values.
+_FRAME_BYTES: Final = len(
+    '{"job":"","trace_id":"","data":,"meta":{"id":"","queue":"","lang":"","schema_version":1,'
+    '"created_at":},"attempts":}'
+)
+_TENS: Final = 10 ** np.arange(1, 19)
+
 _decode: Final = msgspec.json.Decoder(_Row).decode
+_decode_payload: Final = msgspec.json.Decoder(_Payload).decode
 
 
 class Judged(NamedTuple):
@@ -139,23 +157,52 @@ def _as_binary(bodies: pa.Array) -> pa.Array:
 def _judge_slice(bodies: pa.Array) -> Judged:
     texts: list[bytes] = bodies.to_pylist()
     rows, refused = _decode_rows(texts)
-    refused.update(suspicious_rows(bodies, texts, MAX_DEPTH))
-    odd: dict[int, Verdict] = {}
-    _examine(texts, rows, refused, odd)
-    job = pa.array([row.job for row in rows], pa.string())
-    trace_id = pa.array([row.trace_id for row in rows], pa.string())
-    data = _join_raw([row.data for row in rows])
-    # Blank texts and a payload that is no object: what the typed call cannot see. They are rare.
-    late = (
-        set(np.flatnonzero(_starts_low(job) | _starts_low(trace_id) | _not_object(data)).tolist())
-        - odd.keys()
-    )
-    if late:
-        _examine(texts, rows, late, odd)
-        job = pa.array([row.job for row in rows], pa.string())
-        trace_id = pa.array([row.trace_id for row in rows], pa.string())
-        data = _join_raw([row.data for row in rows])
-    return _columns(rows, odd, {"urn": job, "trace_id": trace_id, "data": data})
+    fast = _columns(rows)
+    doubted = _doubted(bodies, texts, fast) | refused
+    if not doubted:
+        return _judged(fast, _verdicts(len(rows), {}))
+    # Judge these exactly, and put what came out where the fast path has put its own.
+    which = sorted(doubted)
+    verdicts = [judge(texts[row]) for row in which]
+    slow = _columns([_poured(verdict, texts[row]) for row, verdict in zip(which, verdicts, strict=True)])
+    mask = np.zeros(len(rows), bool)
+    mask[which] = True
+    place = pa.array(mask)
+    columns = {name: _patched(fast[name], place, slow[name]) for name in fast}
+    return _judged(columns, _verdicts(len(rows), dict(zip(which, verdicts, strict=True))))
+
+
+def _patched(fast: pa.Array, place: pa.Array, slow: pa.Array) -> pa.Array:
+    if fast.null_count == len(fast) and slow.null_count == len(slow):  # most dead letter columns
+        return fast
+    return pc.replace_with_mask(fast, place, slow)
+
+
+def _doubted(bodies: pa.Array, texts: list[bytes], found: Mapping[str, pa.Array]) -> set[int]:
+    """Rows the typed call accepted without having seen everything: blank texts, a payload that is no object,
+    and what may hide in the payload, or in a member that a later one of the same name replaced."""
+    data = found["data"]
+    unseen = _starts_low(found["urn"]) | _starts_low(found["trace_id"]) | (_first_bytes(data) != _OPEN_BRACE)
+    rows = set(np.flatnonzero(unseen).tolist())
+    rows |= suspicious_rows(data, texts, MAX_DEPTH - 1)
+    # A body of exactly the length its values need has room for nothing else.
+    longer = np.flatnonzero(_lengths(bodies) != _needed_lengths(found))
+    if longer.size:
+        which = longer.tolist()
+        whole = suspicious_rows(bodies.take(pa.array(longer)), [texts[row] for row in which], MAX_DEPTH)
+        rows.update(which[at] for at in whole)
+    return rows
+
+
+def _needed_lengths(found: Mapping[str, pa.Array]) -> Any:
+    """Bytes of the shortest canonical envelope with these values, without a dead letter."""
+    texts = sum(_lengths(found[name]) for name in ("urn", "trace_id", "data", "id", "queue", "lang"))
+    return _FRAME_BYTES + texts + _digits(found["created_at"]) + _digits(found["attempts"])
+
+
+def _digits(column: pa.Array) -> Any:
+    values = np.asarray(column.fill_null(0))
+    return np.searchsorted(_TENS, np.abs(values), side="right") + (values < 0) + 1
 
 
 def _decode_rows(texts: list[bytes]) -> tuple[list[_Row], set[int]]:
@@ -171,17 +218,11 @@ def _decode_rows(texts: list[bytes]) -> tuple[list[_Row], set[int]]:
     return rows, refused
 
 
-def _examine(texts: list[bytes], rows: list[_Row], which: set[int], odd: dict[int, Verdict]) -> None:
-    """Judge these exactly, and put what came out where the fast path would have put it."""
-    for index in which:
-        verdict = judge(texts[index])
-        odd[index] = verdict
-        rows[index] = _NOTHING if verdict.message is None else _pour(verdict.message, texts[index])
-
-
-def _pour(message: Message, text: bytes) -> _Row:
-    member = scan_object(text).last("data")
-    data = b"" if member is None else member.value(text)
+def _poured(verdict: Verdict, text: bytes) -> _Row:
+    if verdict.message is None:
+        return _NOTHING
+    message = verdict.message
+    data = _payload(text)
     meta, dead = message.meta, message.dead_letter
     return _Row(
         _plain(message.urn),
@@ -203,6 +244,14 @@ def _pour(message: Message, text: bytes) -> _Row:
     )
 
 
+def _payload(text: bytes) -> bytes:
+    try:
+        return bytes(_decode_payload(text).data)
+    except _REFUSALS:
+        member = scan_object(text).last("data")
+        return b"" if member is None else member.value(text)
+
+
 def _plain(text: Any) -> Any:
     """Arrow and Spark hold no lone surrogates: such text is shown with its escapes, as it was sent."""
     if text is None or text.isascii():
@@ -210,18 +259,28 @@ def _plain(text: Any) -> Any:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _columns(rows: list[_Row], odd: dict[int, Verdict], done: dict[str, pa.Array]) -> Judged:
+def _columns(rows: list[_Row]) -> dict[str, pa.Array]:
+    """What the rows say, column by column, times still in milliseconds. The contract presents what is
+    missing as empty text; a table says null."""
     metas = [row.meta for row in rows]
-    columns = {
-        **{name: _null_if_empty(column) for name, column in done.items()},
-        "id": _texts([meta.id for meta in metas]),
-        "lang": _texts([meta.lang for meta in metas]),
-        "created_at": _times([meta.created_at for meta in metas]),
+    return {
+        "urn": pa.array([row.job or None for row in rows], pa.string()),
+        "trace_id": pa.array([row.trace_id or None for row in rows], pa.string()),
+        "data": _join_raw([row.data for row in rows]),
+        "id": pa.array([meta.id or None for meta in metas], pa.string()),
+        "queue": pa.array([meta.queue or None for meta in metas], pa.string()),
+        "lang": pa.array([meta.lang or None for meta in metas], pa.string()),
+        "created_at": pa.array([meta.created_at for meta in metas], pa.int64()),
         "attempts": pa.array([row.attempts for row in rows], pa.int64()),
-        **_verdicts(len(rows), odd),
         **_dead_letters([row.dead_letter for row in rows]),
     }
-    return Judged(columns, _texts([meta.queue for meta in metas]))
+
+
+def _judged(found: dict[str, pa.Array], verdicts: dict[str, pa.Array]) -> Judged:
+    columns = {**found, **verdicts, "data": found["data"].view(pa.string())}
+    for name in ("created_at", "dl_failed_at"):
+        columns[name] = _times(columns[name])
+    return Judged(columns, columns.pop("queue"))
 
 
 def _verdicts(count: int, odd: dict[int, Verdict]) -> dict[str, pa.Array]:
@@ -247,53 +306,51 @@ def _verdicts(count: int, odd: dict[int, Verdict]) -> dict[str, pa.Array]:
 
 
 def _dead_letters(blocks: list[_DeadLetter | None]) -> dict[str, pa.Array]:
-    fields = _DeadLetter.__struct_fields__
     if not any(blocks):
-        return {f"dl_{name}": pa.nulls(len(blocks), schema.ARROW.field(f"dl_{name}").type) for name in fields}
+        return {name: pa.nulls(len(blocks), kind) for name, kind in _DEAD_LETTER_TYPES.items()}
     blank = _DeadLetter()
     filled = [block or blank for block in blocks]
-    columns: dict[str, pa.Array] = {}
-    for name in fields:
-        values = [getattr(block, name) for block in filled]
-        target = schema.ARROW.field(f"dl_{name}").type
-        columns[f"dl_{name}"] = _times(values) if name == "failed_at" else pa.array(values, target)
-    return columns
+    return {
+        name: pa.array([getattr(block, name.removeprefix("dl_")) for block in filled], kind)
+        for name, kind in _DEAD_LETTER_TYPES.items()
+    }
 
 
-def _texts(values: list[str]) -> pa.Array:
-    return _null_if_empty(pa.array(values, pa.string()))
-
-
-def _null_if_empty(column: pa.Array) -> pa.Array:
-    """The contract presents what is missing as empty text; a table says null."""
-    empty = pc.equal(pc.binary_length(column), 0)
-    return pc.if_else(empty, None, column) if pc.any(empty).as_py() else column
-
-
-def _times(values: list[int | None]) -> pa.Array:
+def _times(column: pa.Array) -> pa.Array:
     """Epoch milliseconds as timestamps. 0 is the contract's "missing"; both that and what no calendar
     shows become null (the body keeps it)."""
-    known = [value or 0 for value in values] if None in values else values
-    millis = np.fromiter(known, np.int64, len(known))
+    if column.null_count == len(column):
+        return pa.nulls(len(column), _TIME)
+    millis = np.asarray(column.fill_null(0))
     absent = (millis == 0) | (millis < TIME_MS[0]) | (millis > TIME_MS[1])
     micros = np.where(absent, 0, millis) * 1000
-    return pa.array(micros, pa.int64(), mask=absent if absent.any() else None).view(
-        pa.timestamp("us", tz="UTC")
-    )
+    return pa.array(micros, pa.int64(), mask=absent if absent.any() else None).view(_TIME)
 
 
 def _join_raw(parts: list[msgspec.Raw]) -> pa.Array:
-    """One text column from raw JSON texts without an object for each: join them, find the seams.
-    No JSON text holds a NUL byte, so it can mark the seams. The bytes were checked to be UTF-8."""
+    """One binary column from raw JSON texts without an object for each: join them, find the seams.
+    No JSON text holds a NUL byte, so it can mark the seams."""
     ends = np.flatnonzero(np.frombuffer(b"\0".join([*parts, b""]), np.uint8) == 0)
     offsets = np.zeros(len(parts) + 1, np.int32)
     offsets[1:] = ends - np.arange(len(parts))
-    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
+    held = np.diff(offsets) > 0
+    known = None if held.all() else pa.py_buffer(np.packbits(held, bitorder="little"))
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(parts), [known, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+    )
+
+
+def _offsets(column: pa.Array) -> Any:
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def _lengths(column: pa.Array) -> Any:
+    return np.diff(_offsets(column))
 
 
 def _first_bytes(column: pa.Array) -> Any:
     """First byte of every value; 0 for what is empty or null."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)[: len(column) + 1]
+    offsets = _offsets(column)
     held = column.buffers()[2]
     values = np.frombuffer(held, np.uint8) if held is not None and held.size else np.zeros(1, np.uint8)
     starts = np.minimum(offsets[:-1], len(values) - 1)
@@ -302,7 +359,3 @@ def _first_bytes(column: pa.Array) -> Any:
 
 def _starts_low(column: pa.Array) -> Any:
     return _first_bytes(column) <= _SPACE
-
-
-def _not_object(column: pa.Array) -> Any:
-    return _first_bytes(column) != _OPEN_BRACE

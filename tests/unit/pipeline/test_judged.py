@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shinar.envelope import judge
+from shinar.envelope.model import MAX_DEPTH
 from shinar.pipeline import judged, schema
 from unit.pipeline.fuzz import bodies
 
@@ -94,6 +95,30 @@ def test_the_last_payload_wins_and_an_absent_one_is_null():
         ("accepted", None),
         ("accepted", None),
     ]
+
+
+@pytest.mark.parametrize("name", ['"data"', '"d\\u0061ta"', '"DATA"'])
+@pytest.mark.parametrize(
+    "hidden",
+    [b"1e999", b'"\xff"', b"9" * 400, b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b"nul", b'"\\ud800"', b"1e99"],
+)
+def test_a_member_that_a_later_one_replaces_is_judged_all_the_same(name: str, hidden: bytes):
+    meta = b'"meta":{"id":"","queue":"q","lang":"go","schema_version":1,"created_at":1760000000000}'
+    body = b'{"job":"u","trace_id":"t",%s:%s,"data":{},%s,"attempts":-1}' % (name.encode(), hidden, meta)
+    swapped = body.replace(b'"data":{},', b"").replace(b'{"job"', b'{"data":{},"job"')
+    column = [body, swapped, body.replace(b":-1}", b":-0}")]
+    for text, row in zip(column, rows_of(column), strict=True):
+        want = expected(text)
+        assert {name: row[name] for name in want} == want
+
+
+@pytest.mark.parametrize("depth", range(MAX_DEPTH - 3, MAX_DEPTH + 4))
+def test_depth_is_counted_from_the_envelope(depth: int):
+    data = b'{"a":' + b"[" * (depth - 2) + b"]" * (depth - 2) + b"}"
+    meta = b'"meta":{"id":"i","queue":"q","lang":"go","schema_version":1,"created_at":1}'
+    body = b'{"job":"u","trace_id":"t","data":%s,%s,"attempts":0}' % (data, meta)
+    (row,) = rows_of([body])
+    assert (row["verdict"], row["reason"]) == (expected(body)["verdict"], expected(body)["reason"])
 
 
 def test_times_no_calendar_shows_are_null_and_the_rest_are_utc():
