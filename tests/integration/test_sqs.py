@@ -408,3 +408,25 @@ def test_a_worker_killed_while_it_holds_messages_loses_none(opened, server, name
     got = consume(broker, name, 20)
     assert sorted(number_of(d) for d in got) == list(range(20))
     assert sum(d.native_count == 2 for d in got) == held
+
+
+def test_what_another_client_sent_arrives_as_boto3_itself_would_give_it(opened, name):
+    """Our shortcut around boto3's parser leaves binary values to it, and changes no text."""
+    broker = opened.broker(name)
+    address = opened.client.create_queue(QueueName=name)["QueueUrl"]
+    texts = ['{"n":"größer \\ud83d\\ude00"}', '{"n":"\\\\ud800"}', "\U0001f600", '"BinaryValue"']
+    for text in texts:
+        blob = {"DataType": "Binary", "BinaryValue": b"\x00bytes\xff"}
+        opened.client.send_message(
+            QueueUrl=address,
+            MessageBody=text,
+            MessageAttributes={"blob": blob, "note": {"DataType": "String", "StringValue": text}},
+        )
+    opened.client.send_message(QueueUrl=address, MessageBody="no attributes")
+    found = []
+    while len(found) < len(texts) + 1:
+        found += broker.reserve(name, 10, 5)
+    by_body = {delivery.body.decode(): delivery.headers for delivery in found}
+    assert by_body.pop("no attributes") == {}
+    assert by_body == {text: {"blob": "\x00bytes\ufffd", "note": text} for text in texts}
+    assert broker.ack(found) == ()

@@ -111,6 +111,8 @@ class SqsBroker:
         self._pool = ThreadPoolExecutor(connections, "shinar-sqs")
         self._connections = connections
         self._addresses: dict[str, str] = {}
+        #: Queues whose last reservation came back full: the next need not try one request first.
+        self._flowing: frozenset[str] = frozenset()
         # A second ack of the same delivery is no lapsed lease.
         self._deleted = Recent()
 
@@ -187,12 +189,16 @@ class SqsBroker:
     # -- consuming
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
+        if queue in self._flowing:
+            found = self._receive_more(queue, limit, [])
+            if found:
+                return found
         until_s = self._clock.monotonic_s() + wait_s
         while True:
             left_s = max(0.0, until_s - self._clock.monotonic_s())
             found = self._receive(queue, min(limit, wire.BATCH), min(int(left_s), MAX_POLL_S))
             if found:
-                return self._receive_more(queue, limit, found)
+                return found if len(found) < wire.BATCH else self._receive_more(queue, limit, found)
             left_s = until_s - self._clock.monotonic_s()
             if left_s <= 0:
                 return []
@@ -204,7 +210,7 @@ class SqsBroker:
     def _receive_more(self, queue: str, limit: int, found: list[Delivery]) -> list[Delivery]:
         """Fill up without waiting, over all connections, as long as every request brings all it may."""
         left = limit - len(found)
-        if len(found) < wire.BATCH or left <= 0:
+        if left <= 0:
             return found
         wanted = deque(min(wire.BATCH, left - at) for at in range(0, left, wire.BATCH))
 
@@ -226,7 +232,9 @@ class SqsBroker:
             return taken
 
         asked = [self._pool.submit(receive) for _ in range(min(len(wanted), self._connections))]
-        return found + [delivery for request in asked for delivery in request.result()]
+        found = found + [delivery for request in asked for delivery in request.result()]
+        self._flowing = self._flowing - {queue} if len(found) < limit else self._flowing | {queue}
+        return found
 
     def _receive(self, queue: str, count: int, wait_s: int) -> list[Delivery]:
         answer = self._call(

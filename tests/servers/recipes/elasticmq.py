@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from functools import partial
@@ -12,13 +13,15 @@ from servers.jars import JVM, java, version_of
 from servers.process import Plan, ServerMissing, free_port
 from servers.tls import Certificates
 
-#: Queues and messages are kept in a file, so a restart keeps them.
+#: Queues and messages are kept in a database file, so a restart keeps them. Benches set SHINAR_SERVER_MEMORY:
+#: they want the server as it is shipped, and the file costs it three times the work.
+KEEP = "false" if os.environ.get("SHINAR_SERVER_MEMORY") else "true"
 CONFIG = """
 include classpath("application.conf")
 node-address {{ protocol = http, host = "127.0.0.1", port = {port}, context-path = "" }}
 rest-sqs {{ enabled = true, bind-hostname = "127.0.0.1", bind-port = {port}, sqs-limits = strict }}
 rest-stats {{ enabled = false }}
-messages-storage {{ enabled = true, uri = {uri} }}
+messages-storage {{ enabled = {keep}, uri = {uri} }}
 aws {{ region = "eu-west-1", accountId = "000000000000" }}
 pekko.loglevel = "WARNING"
 """
@@ -30,8 +33,8 @@ def plan(home: Path, tls: Certificates | None) -> Plan:
     program, class_path = java("elasticmq")
     port = free_port()
     uri = json.dumps(f"jdbc:h2:file:{home / 'messages'}")
-    (home / "elasticmq.conf").write_text(CONFIG.format(port=port, uri=uri))
-    options = [*JVM, "-Xmx256m", f"-Dconfig.file={home / 'elasticmq.conf'}"]
+    (home / "elasticmq.conf").write_text(CONFIG.format(port=port, uri=uri, keep=KEEP))
+    options = [*JVM, "-Xmx1g", f"-Dconfig.file={home / 'elasticmq.conf'}"]
     return Plan(
         argv=[program, *options, "-cp", class_path, "org.elasticmq.server.Main"],
         url=f"sqs://eu-west-1?endpoint=http://127.0.0.1:{port}&access_key=x&secret_key=y",
