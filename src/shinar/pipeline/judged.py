@@ -23,8 +23,8 @@ from shinar.envelope.text import scan_object
 from shinar.pipeline import schema
 from shinar.pipeline.suspects import suspicious_rows
 
-#: Rows decoded at a time: one Arrow batch of Spark. Bounds what stands in memory as Python objects.
-SLICE_ROWS: Final = 10_000
+#: Rows decoded at a time: their Python objects should fit a core's own cache.
+CHUNK_ROWS: Final = 1_024
 #: First and last millisecond Spark, Python and Delta all can show (the years 1 to 9999).
 TIME_MS: Final = (-62_135_596_800_000, 253_402_300_799_999)
 
@@ -98,13 +98,18 @@ class Judged(NamedTuple):
 def judge_column(bodies: pa.Array) -> Judged:
     """Judge a binary (or text) column. A null body is judged like an empty one."""
     bodies = _as_binary(bodies)
-    slices = [
-        _judge_slice(bodies.slice(start, SLICE_ROWS)) for start in range(0, max(len(bodies), 1), SLICE_ROWS)
-    ]
-    if len(slices) == 1:
-        return slices[0]
-    columns = {name: pa.concat_arrays([part.columns[name] for part in slices]) for name in slices[0].columns}
-    return Judged(columns, pa.concat_arrays([part.meta_queue for part in slices]))
+    found, exact = _decoded(bodies)
+    # What the typed call took is right as it stands, or it is no message at all.
+    doubted = _doubted(bodies, found, exact)
+    exact |= {row: judge(bodies[row].as_py()) for row in doubted}
+    blank = [row for row in doubted if exact[row].message is None]
+    if blank:
+        found = {name: _blanked(column, blank) for name, column in found.items()}
+    for name in ("created_at", "dl_failed_at"):
+        found[name] = _times(found[name])
+    no_object = np.flatnonzero(_first_bytes(found["data"]) != _OPEN_BRACE)
+    found["data"] = _blanked(found["data"], no_object).view(pa.string())
+    return Judged(found | _verdicts(len(bodies), exact), found.pop("queue"))
 
 
 def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,6 +150,13 @@ def repeated(text: str, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), rows)
 
 
+def one_or_many(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """For columns that nearly always hold the same in every row."""
+    if values and values.count(values[0]) == len(values):
+        return pa.repeat(pa.scalar(values[0], kind), len(values))
+    return pa.array(values, kind)
+
+
 _DELIVERY_TYPES: Final = {column.name: schema.KINDS[column.kind][1] for column in schema.FROM_DELIVERY}
 
 
@@ -154,44 +166,51 @@ def _as_binary(bodies: pa.Array) -> pa.Array:
     return pc.fill_null(bodies, b"") if bodies.null_count else bodies
 
 
-def _judge_slice(bodies: pa.Array) -> Judged:
-    texts: list[bytes] = bodies.to_pylist()
-    rows, refused = _decode_rows(texts)
-    fast = _columns(rows)
-    doubted = _doubted(bodies, texts, fast) | refused
-    if not doubted:
-        return _judged(fast, _verdicts(len(rows), {}))
-    # Judge these exactly, and put what came out where the fast path has put its own.
-    which = sorted(doubted)
-    verdicts = [judge(texts[row]) for row in which]
-    slow = _columns([_poured(verdict, texts[row]) for row, verdict in zip(which, verdicts, strict=True)])
-    mask = np.zeros(len(rows), bool)
-    mask[which] = True
-    place = pa.array(mask)
-    columns = {name: _patched(fast[name], place, slow[name]) for name in fast}
-    return _judged(columns, _verdicts(len(rows), dict(zip(which, verdicts, strict=True))))
+def _decoded(bodies: pa.Array) -> tuple[dict[str, pa.Array], dict[int, Verdict]]:
+    """What the bodies say, column by column, and the verdicts of those that the typed call refused."""
+    exact: dict[int, Verdict] = {}
+    parts: list[dict[str, pa.Array]] = []
+    decode = _decode
+    for start in range(0, max(len(bodies), 1), CHUNK_ROWS):
+        rows: list[_Row] = []
+        append = rows.append
+        for text in bodies.slice(start, CHUNK_ROWS).to_pylist():
+            try:
+                append(decode(text))
+            except _REFUSALS:
+                verdict = exact[start + len(rows)] = judge(text)
+                append(_poured(verdict, text))
+        parts.append(_columns(rows))
+    return {name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]}, exact
 
 
-def _patched(fast: pa.Array, place: pa.Array, slow: pa.Array) -> pa.Array:
-    if fast.null_count == len(fast) and slow.null_count == len(slow):  # most dead letter columns
-        return fast
-    return pc.replace_with_mask(fast, place, slow)
-
-
-def _doubted(bodies: pa.Array, texts: list[bytes], found: Mapping[str, pa.Array]) -> set[int]:
+def _doubted(bodies: pa.Array, found: Mapping[str, pa.Array], exact: Mapping[int, Verdict]) -> list[int]:
     """Rows the typed call accepted without having seen everything: blank texts, a payload that is no object,
     and what may hide in the payload, or in a member that a later one of the same name replaced."""
     data = found["data"]
-    unseen = _starts_low(found["urn"]) | _starts_low(found["trace_id"]) | (_first_bytes(data) != _OPEN_BRACE)
-    rows = set(np.flatnonzero(unseen).tolist())
-    rows |= suspicious_rows(data, texts, MAX_DEPTH - 1)
+    doubt = _starts_low(found["urn"]) | _starts_low(found["trace_id"]) | (_first_bytes(data) != _OPEN_BRACE)
+    doubt[list(suspicious_rows(data, MAX_DEPTH - 1))] = True
+    accepted = np.ones(len(bodies), bool)
+    accepted[list(exact)] = False
     # A body of exactly the length its values need has room for nothing else.
-    longer = np.flatnonzero(_lengths(bodies) != _needed_lengths(found))
+    longer = np.flatnonzero(accepted & (_lengths(bodies) != _needed_lengths(found)))
     if longer.size:
-        which = longer.tolist()
-        whole = suspicious_rows(bodies.take(pa.array(longer)), [texts[row] for row in which], MAX_DEPTH)
-        rows.update(which[at] for at in whole)
-    return rows
+        doubt[longer[list(suspicious_rows(bodies.take(pa.array(longer)), MAX_DEPTH))]] = True
+    return np.flatnonzero(doubt & accepted).tolist()
+
+
+def _blanked(column: pa.Array, rows: Any) -> pa.Array:
+    """The column with nulls in these rows: a new bitmap over the same values."""
+    if column.null_count == len(column):
+        return column
+    valid = column.is_valid().to_numpy(zero_copy_only=False).copy()
+    valid[rows] = False
+    _, *values = column.buffers()
+    return pa.Array.from_buffers(column.type, len(column), [_bitmap(valid), *values])
+
+
+def _bitmap(valid: Any) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 def _needed_lengths(found: Mapping[str, pa.Array]) -> Any:
@@ -203,19 +222,6 @@ def _needed_lengths(found: Mapping[str, pa.Array]) -> Any:
 def _digits(column: pa.Array) -> Any:
     values = np.asarray(column.fill_null(0))
     return np.searchsorted(_TENS, np.abs(values), side="right") + (values < 0) + 1
-
-
-def _decode_rows(texts: list[bytes]) -> tuple[list[_Row], set[int]]:
-    rows: list[_Row] = []
-    refused: set[int] = set()
-    append, decode = rows.append, _decode
-    for text in texts:
-        try:
-            append(decode(text))
-        except _REFUSALS:
-            refused.add(len(rows))
-            append(_NOTHING)
-    return rows, refused
 
 
 def _poured(verdict: Verdict, text: bytes) -> _Row:
@@ -276,33 +282,23 @@ def _columns(rows: list[_Row]) -> dict[str, pa.Array]:
     }
 
 
-def _judged(found: dict[str, pa.Array], verdicts: dict[str, pa.Array]) -> Judged:
-    columns = {**found, **verdicts, "data": found["data"].view(pa.string())}
-    for name in ("created_at", "dl_failed_at"):
-        columns[name] = _times(columns[name])
-    return Judged(columns, columns.pop("queue"))
-
-
-def _verdicts(count: int, odd: dict[int, Verdict]) -> dict[str, pa.Array]:
-    if not odd:
-        return {"verdict": repeated(Kind.ACCEPTED.value, count)} | {
-            name: pa.nulls(count, schema.ARROW.field(name).type) for name in ("reason", "pointer", "warnings")
-        }
+def _verdicts(count: int, exact: Mapping[int, Verdict]) -> dict[str, pa.Array]:
     kinds: list[str] = [Kind.ACCEPTED.value] * count
     reasons: list[str | None] = [None] * count
     pointers: list[str | None] = [None] * count
     warnings: list[list[str] | None] = [None] * count
-    for index, verdict in odd.items():
-        kinds[index] = verdict.kind.value
-        reasons[index] = verdict.reason.value or None
-        pointers[index] = verdict.pointer or None
-        warnings[index] = [warning.pointer for warning in verdict.warnings] or None
-    return {
-        "verdict": pa.array(kinds, pa.string()),
-        "reason": pa.array(reasons, pa.string()),
-        "pointer": pa.array(pointers, pa.string()),
-        "warnings": pa.array(warnings, pa.list_(pa.string())),
+    for row, verdict in exact.items():
+        kinds[row] = verdict.kind.value
+        reasons[row] = verdict.reason.value or None
+        pointers[row] = verdict.pointer or None
+        warnings[row] = [warning.pointer for warning in verdict.warnings] or None
+    said: dict[str, list[Any]] = {
+        "verdict": kinds,
+        "reason": reasons,
+        "pointer": pointers,
+        "warnings": warnings,
     }
+    return {name: one_or_many(values, schema.ARROW.field(name).type) for name, values in said.items()}
 
 
 def _dead_letters(blocks: list[_DeadLetter | None]) -> dict[str, pa.Array]:
@@ -333,11 +329,9 @@ def _join_raw(parts: list[msgspec.Raw]) -> pa.Array:
     ends = np.flatnonzero(np.frombuffer(b"\0".join([*parts, b""]), np.uint8) == 0)
     offsets = np.zeros(len(parts) + 1, np.int32)
     offsets[1:] = ends - np.arange(len(parts))
-    held = np.diff(offsets) > 0
-    known = None if held.all() else pa.py_buffer(np.packbits(held, bitorder="little"))
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(parts), [known, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
-    )
+    text = b"".join(parts)
+    column = pa.Array.from_buffers(pa.binary(), len(parts), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+    return _blanked(column, np.flatnonzero(_first_bytes(column) != _OPEN_BRACE))
 
 
 def _offsets(column: pa.Array) -> Any:

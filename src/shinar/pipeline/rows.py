@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from shinar.brokers.contract import NOTHING, Delivery
-from shinar.pipeline.judged import Judged, assemble, judge_column, repeated
+from shinar.pipeline.judged import Judged, assemble, judge_column, one_or_many, repeated
 from shinar.pipeline.segments import Chunk
 from shinar.settlement import Traits, reconcile
 
@@ -22,7 +22,7 @@ def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: boo
     columns = {
         "body": body,
         "attempts": _attempts(judged, deliveries, traits),
-        "queue": _one_or_many([d.queue for d in deliveries]),
+        "queue": one_or_many([d.queue for d in deliveries], pa.string()),
         "broker": repeated(traits.name, len(body)),
         "position": pa.array([d.position or None for d in deliveries], pa.string()),
         "received_at": pa.array(received_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
@@ -63,13 +63,6 @@ def stamps_of(rows: pa.RecordBatch) -> Iterator[tuple[str, str, bytes]]:
     columns = (rows.column(name).to_pylist() for name in ("queue", "position", "body"))
     for queue, position, body in zip(*columns, strict=True):
         yield queue, position or "", body
-
-
-def _one_or_many(texts: list[str]) -> pa.Array:
-    """Nearly always the same text in every row."""
-    if texts and texts.count(texts[0]) == len(texts):
-        return repeated(texts[0], len(texts))
-    return pa.array(texts, pa.string())
 
 
 def _attempts(judged: Judged, deliveries: Sequence[Delivery], traits: Traits) -> pa.Array:

@@ -5,10 +5,12 @@ May name a row too many (it is then judged slowly), never one too few. Knows byt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 #: Bytes looked at together: a few such arrays fit a core's own cache, and none is worth an mmap of its own.
 _CHUNK: Final = 60_000
@@ -24,9 +26,9 @@ _IN_NUMBER: Final = np.isin(np.arange(256), np.frombuffer(b"0123456789.", np.uin
 _PLUS, _MINUS = 0x2B, 0x2D
 
 
-def suspicious_rows(bodies: pa.Array, texts: list[bytes], max_depth: int) -> set[int]:
+def suspicious_rows(bodies: pa.Array, max_depth: int) -> set[int]:
     """Rows that are not UTF-8, may hold a number that is no finite double, or may be nested too deep.
-    `texts` are the same bodies as Python objects."""
+    A null is none of these."""
     if len(bodies) == 0 or bodies.buffers()[2] is None:
         return set()
     offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
@@ -34,10 +36,10 @@ def suspicious_rows(bodies: pa.Array, texts: list[bytes], max_depth: int) -> set
     ends = offsets[1:] - offsets[0]
     places = np.concatenate([_huge_exponents(text), _long_digit_runs(text)])
     rows = set(np.searchsorted(ends, places, side="right").tolist())
-    rows.update(_not_utf8(bodies, texts))
+    rows.update(_not_utf8(bodies))
     # Depth d takes at least 2d bytes, so only long bodies are counted.
-    for row in np.flatnonzero(np.diff(offsets) > 2 * max_depth).tolist():
-        if texts[row].count(b"[") + texts[row].count(b"{") > max_depth:
+    for row, body in _chosen(bodies, np.diff(offsets) > 2 * max_depth):
+        if body.count(b"[") + body.count(b"{") > max_depth:
             rows.add(row)
     return rows
 
@@ -85,17 +87,24 @@ def _long_digit_runs(text: Any) -> Any:
     return (starts + _SAMPLES // 2) * _STRIDE
 
 
-def _not_utf8(bodies: pa.Array, texts: list[bytes]) -> list[int]:
+def _not_utf8(bodies: pa.Array) -> list[int]:
     try:
         bodies.cast(pa.string())  # one vectorised check of the whole column
     except pa.ArrowInvalid:
-        return [row for row, text in enumerate(texts) if not text.isascii() and not _is_utf8(text)]
+        ascii_only = np.asarray(pc.string_is_ascii(bodies.view(pa.string())).fill_null(True))
+        return [row for row, body in _chosen(bodies, ~ascii_only) if not _is_utf8(body)]
     return []
 
 
-def _is_utf8(text: bytes) -> bool:
+def _chosen(bodies: pa.Array, mask: Any) -> Iterator[tuple[int, bytes]]:
+    rows = np.flatnonzero(mask)
+    found = zip(rows.tolist(), bodies.take(pa.array(rows)).to_pylist(), strict=True)
+    return ((row, body) for row, body in found if body is not None)
+
+
+def _is_utf8(body: bytes) -> bool:
     try:
-        text.decode("utf-8")
+        body.decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True

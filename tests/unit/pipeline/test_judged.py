@@ -181,7 +181,7 @@ def test_what_the_archive_knows_of_a_delivery_is_kept():
 
 
 def test_text_bodies_and_many_slices_are_the_same_rows():
-    column = list(bodies(judged.SLICE_ROWS + 77, 9))
+    column = list(bodies(judged.CHUNK_ROWS + 77, 9))
     whole = rows_of(column)
     assert whole == [
         row for start in range(0, len(column), 100) for row in rows_of(column[start : start + 100])
