@@ -109,7 +109,8 @@ def judge_column(bodies: pa.Array) -> Judged:
         found[name] = _times(found[name])
     no_object = np.flatnonzero(_first_bytes(found["data"]) != _OPEN_BRACE)
     found["data"] = _blanked(found["data"], no_object).view(pa.string())
-    return Judged(found | _verdicts(len(bodies), exact), found.pop("queue"))
+    queue = found.pop("queue")
+    return Judged(found | _verdicts(len(bodies), exact), queue)
 
 
 def judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
