@@ -7,7 +7,7 @@ which Pulsar counts; a delayed one is a confirmed copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -110,7 +110,8 @@ class PulsarBroker:
         return self._traits
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        self._send(queue, [self._parcel(queue, message) for message in messages])
+        keys = [self._checked_key(queue, message) for message in messages]
+        self._send(queue, map(_parcel, messages, keys), len(keys))
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         consumer = self._consumers.get(queue)
@@ -146,7 +147,7 @@ class PulsarBroker:
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         held = [(delivery, message) for delivery, message in copies if self._is_held(delivery)]
         parcels = [
-            self._parcel(queue, message, _text_key(message.key) or delivery.receipt.message.partition_key())
+            _parcel(message, self._checked_key(queue, message) or delivery.receipt.message.partition_key())
             for delivery, message in held
         ]
         self._copy_then_ack(queue, [delivery for delivery, _ in held], parcels)
@@ -236,25 +237,22 @@ class PulsarBroker:
                 )
         return producer
 
-    def _parcel(self, queue: str, message: Outgoing, key: str | None = None) -> Parcel:
+    def _checked_key(self, queue: str, message: Outgoing) -> str | None:
+        """What can be refused is refused before anything is sent."""
         if len(message.body) > self._max_body_bytes:
             raise BodyTooLarge(len(message.body), self._max_body_bytes, broker=BROKER, queue=queue)
-        properties = {name: str(value) for name, value in project(BROKER, message).headers.items()}
-        properties.pop(DELAY_PROPERTY, None)
-        if message.delay_s > 0:
-            properties[DELAY_PROPERTY] = str(round(message.delay_s * 1000))
-        return Parcel(message.body, properties, key or _text_key(message.key), message.delay_s)
+        return _text_key(message.key)
 
-    def _send(self, queue: str, parcels: Sequence[Parcel]) -> None:
-        if parcels:
-            send_all(self._producer(queue), queue, parcels, self._timeout_s)
+    def _send(self, queue: str, parcels: Iterable[Parcel], total: int) -> None:
+        if total:
+            send_all(self._producer(queue), queue, parcels, total, self._timeout_s)
 
     def _copy_then_ack(self, queue: str, originals: Sequence[Delivery], copies: Sequence[Parcel]) -> None:
         """Confirmed first. What was not confirmed stays ours, unsettled."""
         unconfirmed: frozenset[int] = frozenset()
         failure: PublishFailed | None = None
         try:
-            self._send(queue, copies)
+            self._send(queue, copies, len(copies))
         except PublishFailed as exc:
             failure, unconfirmed = exc, frozenset(exc.unconfirmed)
         self.ack([delivery for index, delivery in enumerate(originals) if index not in unconfirmed])
@@ -309,6 +307,14 @@ def _delivery(message: Any, queue: str, receipt: Receipt | None, now_ms: int) ->
         None,
         f"{place.ledger_id()}:{place.entry_id()}",
     )
+
+
+def _parcel(message: Outgoing, key: str | None) -> Parcel:
+    properties = {name: str(value) for name, value in project(BROKER, message).headers.items()}
+    properties.pop(DELAY_PROPERTY, None)
+    if message.delay_s > 0:
+        properties[DELAY_PROPERTY] = str(round(message.delay_s * 1000))
+    return Parcel(message.body, properties, key, message.delay_s)
 
 
 def _again(delivery: Delivery, delay_s: float) -> Parcel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -107,11 +107,12 @@ class Parcel:
         self.delay_s = delay_s
 
 
-def send_all(producer: Any, queue: str, parcels: Sequence[Parcel], timeout_s: float) -> None:
-    """Send without waiting in between, then wait for every confirmation."""
-    watch = _Watch(len(parcels))
-    for index, parcel in enumerate(parcels):
-        with pulsar_errors(queue):
+def send_all(producer: Any, queue: str, parcels: Iterable[Parcel], total: int, timeout_s: float) -> None:
+    """Send without waiting in between, then wait for every confirmation. Parcels may be made on the way:
+    the client sends the first while the last is not there yet."""
+    watch = _Watch(total)
+    with pulsar_errors(queue):
+        for index, parcel in enumerate(parcels):
             producer.send_async(
                 parcel.body,
                 partial(watch.note, index),
@@ -125,10 +126,10 @@ def send_all(producer: Any, queue: str, parcels: Sequence[Parcel], timeout_s: fl
     if not failed:
         return
     first = failed[min(failed)]
-    if len(failed) == len(parcels):
+    if len(failed) == total:
         raise our_error(first, _text(first, first), queue)
     raise PublishFailed(
-        _text(first, first), total=len(parcels), unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
+        _text(first, first), total=total, unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
     )
 
 

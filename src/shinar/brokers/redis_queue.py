@@ -268,6 +268,8 @@ def _changed(raw: bytes, change: bytes) -> bytes:
     """The member that laravel_reserve made of `raw`."""
     if change == b"-":
         return raw
+    if b"," not in change:
+        return raw[: raw.rindex(b":") + 1] + change + b"}"
     start, end, text = change.split(b",")
     return raw[: int(start)] + text + raw[int(end) :]
 

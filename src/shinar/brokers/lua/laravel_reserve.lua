@@ -1,7 +1,8 @@
 -- Migrate what became due or lapsed, then hand out up to `limit` messages.
 -- KEYS ready, reserved, notify, delayed
 -- ARGV whole seconds now, deadline score, migration batch (-1 = all), limit, '1' to recover lapsed reservations
--- returns {raw...}, how each became its reserved member ('start,end,text' or '-', joined by blanks),
+-- returns {raw...}, how each became its reserved member, joined by blanks: '-' not at all, 'text' in place of
+--         the number that ends it, 'start,end,text' elsewhere,
 --         score of the next entry to fall due, number of copies put back
 local ready, reserved, notify, delayed = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit = tonumber(ARGV[4])
@@ -61,30 +62,42 @@ local function attempts_span(text)
     end
 end
 
--- What to change to count one attempt more: start, end and new text; nil when there are no countable
--- attempts. cjson only probes: what it would write back is not what was sent.
+-- cjson reads numbers that are not finite and refuses to write them.
+local function writable(document)
+    for _, value in pairs(document) do
+        local kind = type(value)
+        if kind == 'table' then
+            if not writable(value) then
+                return false
+            end
+        elseif kind == 'number' and value - value ~= 0 then
+            return false
+        end
+    end
+    return true
+end
+
+-- The text with one attempt more, and what was changed; nil when there are no countable attempts.
+-- cjson only probes: what it would write back is not what was sent.
 local function counted(raw)
     local readable, document = pcall(cjson.decode, raw)
     if not readable or type(document) ~= 'table' or type(document.attempts) ~= 'number' then
         return nil
     end
-    -- Encoding is tried, and thrown away, because it is what refuses numbers that are not finite.
-    if not pcall(cjson.encode, document) then
+    if not writable(document) then
         return nil
     end
+    local text = string.format('%.17g', document.attempts + 1)
     -- Most producers write attempts last. A quote after a backslash would be inside a name.
-    local first, last
-    local tail = math.max(#raw - 40, 2)
-    local at, _, before = string.find(raw, '([^\\])"attempts":%d+}$', tail)
-    if at then
-        first, last = at + #before + 11, #raw - 1
-    else
-        first, last = attempts_span(raw)
+    local at = string.find(raw, '"attempts":', math.max(#raw - 40, 2), true)
+    if at and string.byte(raw, at - 1) ~= 92 and string.find(raw, '^%d+}$', at + 11) then
+        return string.sub(raw, 1, at + 10) .. text .. '}', text
     end
+    local first, last = attempts_span(raw)
     if not last then
         return nil
     end
-    return first, last, string.format('%.17g', document.attempts + 1)
+    return string.sub(raw, 1, first - 1) .. text .. string.sub(raw, last + 1), (first - 1) .. ',' .. last .. ',' .. text
 end
 
 -- A key of another type must fail here, before anything is taken: a script has no rollback.
@@ -99,13 +112,15 @@ end
 
 local found, changes, again = {}, {}, {}
 for _, raw in ipairs(limit > 0 and redis.call('LPOP', ready, limit) or {}) do
-    local first, last, text = counted(raw)
-    local member = first and string.sub(raw, 1, first - 1) .. text .. string.sub(raw, last + 1) or raw
+    local member, change = counted(raw)
+    if not member then
+        member, change = raw, '-'
+    end
     -- The set holds a member once. While an identical copy is out, this one has to wait its turn,
     -- or settling the first would settle both.
     if redis.call('ZADD', reserved, 'NX', ARGV[2], member) == 1 then
         found[#found + 1] = raw
-        changes[#changes + 1] = first and (first - 1) .. ',' .. last .. ',' .. text or '-'
+        changes[#changes + 1] = change
     else
         again[#again + 1] = raw
     end
