@@ -86,7 +86,7 @@ def test_a_lock_ends_unless_it_is_renewed(client, name):
     with client.get_queue_receiver(name) as receiver, AutoLockRenewer() as renewer:
         lost, kept = receiver.receive_messages(2, 5)
         renewer.register(receiver, kept, max_lock_renewal_duration=60)
-        (again,) = receiver.receive_messages(2, 15)
+        (again,) = receiver.receive_messages(2, 25)
         assert (bodies([again]), again.delivery_count) == (bodies([lost]), 1)
         with pytest.raises(MessageLockLostError):
             receiver.complete_message(lost)

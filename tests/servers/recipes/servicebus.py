@@ -13,7 +13,7 @@ from servers.tls import Certificates
 #: The program itself; it knows nothing of this package.
 PROGRAM = Path(__file__).resolve().parent.parent / "servicebus_standin.py"
 #: Short, so that tests of lost locks need not wait a minute.
-LOCK_S = 5
+LOCK_S = 8
 
 
 def plan(home: Path, tls: Certificates | None, *options: str) -> Plan:
