@@ -21,6 +21,8 @@ from shinar.worker.process import Outcome
 #: enough that handing it over costs nothing beside it.
 CHUNK_S: Final = 0.005
 MAX_CHUNK: Final = 250
+#: Most messages that are handled between two looks at the clock and at a stop.
+MAX_PART: Final = 64
 #: How much work is reserved ahead: enough to keep busy, not so much that slow handlers keep other
 #: workers idle.
 AHEAD_S: Final = 1.0
@@ -58,6 +60,9 @@ class Pool:
         self._chunks: dict[int, list[Delivery]] = {}
         #: How many deliveries that is.
         self.size = 0
+        #: Since the first `withdraw`: nothing more is started, what is left over waits here.
+        self._stopping = False
+        self._left: list[Delivery] = []
         self._threads = [
             threading.Thread(target=self._run, name=f"shinar-handler-{n}", daemon=True)
             for n in range(concurrency)
@@ -92,7 +97,9 @@ class Pool:
             done = self._results.get(timeout=wait_s) if wait_s > 0 else self._results.get_nowait()
             while True:
                 del self._chunks[id(done.chunk)]
-                if done.rest:
+                if self._stopping:
+                    self._left += done.rest
+                elif done.rest:
                     self._start(done.rest)
                 handled += done.handled
                 outcomes += done.outcomes
@@ -103,8 +110,9 @@ class Pool:
         return Done(handled, outcomes)
 
     def withdraw(self) -> list[Delivery]:
-        """Take back what no thread has started."""
-        idle: list[Delivery] = []
+        """Take back what no thread has started; from now on, nothing is."""
+        self._stopping = True
+        idle, self._left = self._left, []
         try:
             while True:
                 chunk = self._inbox.get_nowait() or []
@@ -130,10 +138,12 @@ class Pool:
         done, part = 0, 1
         # A look at the clock after 1 message, 2 more, 4 more: a bad guess is noticed at once, and a good
         # one hardly costs a look.
-        while done < len(chunk) and (done == 0 or time.monotonic() - started_s < 2 * CHUNK_S):
+        while done < len(chunk) and (
+            done == 0 or (not self._stopping and time.monotonic() - started_s < 2 * CHUNK_S)
+        ):
             outcomes.extend(filter(None, map(self._process, chunk[done : done + part])))
             done += part
-            part *= 2
+            part = min(2 * part, MAX_PART)
         leave_context()
         handled, rest = chunk[:done], chunk[done:]
         cost_s = (time.monotonic() - started_s) / len(handled)

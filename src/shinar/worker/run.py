@@ -222,16 +222,16 @@ class _Run:
 
     def _finish(self, reason: StopReason) -> Report:
         """Hand back what no handler has started, wait for the rest, settle, report."""
-        if reason is not StopReason.EMPTY:
-            self._hand_back(self.pool.withdraw() if reason is StopReason.SIGNAL else [])
         deadline_s = self.w._clock.monotonic_s() + self.w._stop_timeout_s
         while self.pool.size and not self.w._stop_now.is_set():
+            if reason is StopReason.SIGNAL:
+                self._hand_back(self.pool.withdraw())
             if self.w._clock.monotonic_s() > deadline_s:
                 log.warning("handlers still run after %g s: handing back", self.w._stop_timeout_s)
                 break
             self._settle(self.pool.collect(BUSY_WAIT_S))
             self._renew()
-        self._hand_back(list(self.pool.in_hand))
+        self._hand_back([*self.pool.withdraw(), *self.pool.in_hand])
         return self._report(reason)
 
     def _hand_back(self, deliveries: list[Delivery]) -> None:

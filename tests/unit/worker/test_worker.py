@@ -294,6 +294,25 @@ def test_stop_finishes_what_runs_and_hands_back_the_rest(bench: Bench) -> None:
     assert bench.broker.depth("orders").ready == 100 - report.count("handled")
 
 
+def test_stop_hands_back_the_rest_of_a_chunk_that_turned_slow(bench: Bench) -> None:
+    bench.producer.send_many([(URN, {"n": n}) for n in range(2000)])
+    slow = threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.data["n"] >= 520:  # the first few of a chunk of 250
+            slow.set()
+            time.sleep(0.1)
+
+    worker = Worker(bench.url, {URN: handle}, prefetch=500)
+    threading.Thread(target=lambda: slow.wait() and worker.stop()).start()
+    report = worker.run()
+    assert 520 < report.count("handled") < 530
+    assert report.count("handed_back") > 0
+    assert report.received == sum(report.counts.values())
+    depth = bench.broker.depth("orders")
+    assert (depth.ready, depth.reserved) == (2000 - report.count("handled"), 0)
+
+
 def test_a_second_stop_returns_at_once(bench: Bench) -> None:
     bench.producer.send(URN, {})
     release = threading.Event()
