@@ -18,8 +18,8 @@ from shinar.brokers import Broker, Outgoing, connect
 from shinar.envelope import Kind, build, encode, judge
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-os.environ.setdefault("SHINAR_SERVER_JIT", "1")
-os.environ.setdefault("SHINAR_SERVER_MEMORY", "1")
+os.environ.setdefault("TEST_SERVER_JIT", "1")
+os.environ.setdefault("TEST_SERVER_MEMORY", "1")
 
 from servers import acquire
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from servers.process import ServerMissing, find_program
 
 #: For two cores that other tests want too: no background compilers beyond C1, no parallel collector. Benches
-#: set SHINAR_SERVER_JIT: they measure servers as people run them.
-_QUICK_START = () if os.environ.get("SHINAR_SERVER_JIT") else ("-XX:TieredStopAtLevel=1",)
+#: set TEST_SERVER_JIT: they measure servers as people run them.
+_QUICK_START = () if os.environ.get("TEST_SERVER_JIT") else ("-XX:TieredStopAtLevel=1",)
 JVM = ("-XX:+UseSerialGC", *_QUICK_START, "-XX:-UsePerfData", "-Xshare:auto")
 #: Written last by the installer, so a broken download is not taken for a server; holds the pom's digest.
 STAMP = "complete"

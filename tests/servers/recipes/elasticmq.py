@@ -13,9 +13,9 @@ from servers.jars import JVM, java, version_of
 from servers.process import Plan, ServerMissing, free_port
 from servers.tls import Certificates
 
-#: Queues and messages are kept in a database file, so a restart keeps them. Benches set SHINAR_SERVER_MEMORY:
+#: Queues and messages are kept in a database file, so a restart keeps them. Benches set TEST_SERVER_MEMORY:
 #: they want the server as it is shipped, and the file costs it three times the work.
-KEEP = "false" if os.environ.get("SHINAR_SERVER_MEMORY") else "true"
+KEEP = "false" if os.environ.get("TEST_SERVER_MEMORY") else "true"
 CONFIG = """
 include classpath("application.conf")
 node-address {{ protocol = http, host = "127.0.0.1", port = {port}, context-path = "" }}
