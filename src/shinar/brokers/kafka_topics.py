@@ -16,6 +16,8 @@ from shinar.errors import BrokerUnavailable, ConfigError, QueueMissing
 
 log = logging.getLogger(__name__)
 
+#: A refused login is told by callback only, while the call waits on: so it waits this long at a time.
+_SLICE_S: Final = 2.0
 #: How long a freshly made topic may take until it has a leader.
 _LEADER_WAIT_S: Final = 10.0
 #: How long a cluster keeps records where it does not tell us: its own default.
@@ -87,13 +89,22 @@ class Topics:
 
     def _describe(self, topic: str) -> Any:
         client = self._client()
-        with kafka_errors(topic, self._watch):
+        deadline_s = time.monotonic() + self._settings.timeout_s
+        while True:
+            left_s = max(0.1, deadline_s - time.monotonic())
             try:
-                found = client.list_topics(topic, timeout=self._settings.timeout_s).topics[topic]
-            finally:
-                client.poll(0)
-        self._watch.clear()
-        return found
+                with kafka_errors(topic, self._watch):
+                    try:
+                        found = client.list_topics(topic, timeout=min(left_s, _SLICE_S)).topics[topic]
+                    finally:
+                        client.poll(0)
+            except BrokerUnavailable:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(0.1)
+                continue
+            self._watch.clear()
+            return found
 
     def _create(self, topic: str) -> None:
         new = NewTopic(topic, self._settings.partitions, self._settings.replication)
