@@ -61,6 +61,12 @@ def pieces(options: ArchiveOptions) -> list[Piece]:
     return found
 
 
+def all_parquet(path: str, asked: str = "") -> bool:
+    """Then Spark can read it itself, and the bodies need to cross to Python only once."""
+    files = _files(path)
+    return bool(files) and all(_format(file, asked) == "parquet" for file in files)
+
+
 def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> Iterator[pa.RecordBatch]:
     for batch in _FORMATS[piece.format].read(piece):
         if batch.schema != schema.ARROW:

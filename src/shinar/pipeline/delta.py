@@ -87,13 +87,11 @@ class DeltaStore:
         opened = self.open(table)
         if opened is None:
             return []
-        if since_us is None:
-            return [_plain(uri) for uri in opened.file_uris()]
+        # Not `file_uris`: those are percent-encoded, and a lake may lie in a folder with a blank.
         actions = pa.table(opened.get_add_actions(flatten=True))
-        # delta-rs gives the paths of both calls in the same form, so the root is simply put before.
         paths = [str(self.root / table / path) for path in actions["path"].to_pylist()]
         latest = next((name for name in actions.column_names if name in _LATEST), None)
-        if latest is None:
+        if latest is None or since_us is None:
             return paths
         edge = datetime.fromtimestamp(since_us / 1_000_000, UTC)
         kept = zip(paths, actions[latest].to_pylist(), strict=True)
@@ -120,10 +118,6 @@ def _done(table: DeltaTable, change: Commit) -> bool:
 
 def _arrow(table: DeltaTable) -> pa.Schema:
     return pa.schema(table.schema().to_arrow())
-
-
-def _plain(uri: str) -> str:
-    return uri.removeprefix("file://")
 
 
 def _action(file: DataFile) -> AddAction:

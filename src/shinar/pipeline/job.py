@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from pyspark.sql import functions as F
 
 from shinar.brokers import parse
 from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, Unsupported
 from shinar.observe import Metrics
+from shinar.pipeline.archive import all_parquet
 from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
 from shinar.pipeline.figures import Figures
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
@@ -256,9 +258,12 @@ class Pipeline:
         return self._spark.readStream.format("shinar").options(**options).load()
 
     def _archive(self) -> DataFrame:
+        """Judged rows; or raw ones, where Spark reads the files as well: the first pass judges those."""
         register(self._spark)
-        options = {"path": str(self._settings.path), **self._settings.options}
-        return self._spark.read.format("shinar").options(**options).load()
+        path, options = str(self._settings.path), self._settings.options
+        if options.keys() <= {"archiveFormat"} and all_parquet(path, options.get("archiveFormat", "")):
+            return _with_positions(self._spark.read.parquet(path))
+        return self._spark.read.format("shinar").options(path=path, **options).load()
 
     def _checkpoint(self) -> Path:
         given = self._settings.checkpoint
@@ -281,6 +286,16 @@ class Pipeline:
         self._figures.progress(query.lastProgress)
         if self.on_glance is not None:
             self.on_glance()
+
+
+def _with_positions(archive: DataFrame) -> DataFrame:
+    """File and row, as our own reader of archives has them, where the archive does not say better."""
+    if "body" not in archive.columns:
+        raise ConfigError(f"has no column body; it has {', '.join(archive.columns)}", setting="path")
+    if "position" in archive.columns:
+        return archive
+    file = F.regexp_replace("_metadata.file_path", "^file:(//)?", "")
+    return archive.withColumn("position", F.concat_ws("#", file, "_metadata.row_index"))
 
 
 class _Totals:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import duckdb
 import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame
@@ -241,6 +243,38 @@ def test_raw_bodies_are_judged_on_the_way(tmp_path: Path) -> None:
     assert {row["broker"] for row in found} == {"archive"}
     assert {row["queue"] for row in found} == {"orders"}
     assert all(row["data"].encode() in row["body"] for row in found)
+
+
+def test_an_archive_gives_the_same_rows_whoever_reads_it(tmp_path: Path) -> None:
+    """Spark reads Parquet, our own source reads lines: equal but for the place of each body."""
+    bodies = [body for body in planted() if b"\n" not in body and body]
+    (tmp_path / "bodies.jsonl").write_bytes(b"\n".join(bodies))
+    folder = tmp_path / "par quet"
+    folder.mkdir()
+    for part in range(2):
+        pq.write_table(pa.table({"body": pa.array(bodies[part::2], pa.binary())}), folder / f"{part}.parquet")
+    found = {}
+    for path in (tmp_path / "bodies.jsonl", folder):
+        job = pipeline(tmp_path / f"lake-{path.name}", path=str(path))
+        summary = job.run()
+        assert summary.received == len(bodies)
+        found[path.name] = {
+            name: sorted(map(str, job.table(name).drop("position", "batch", "first_batch").collect()))
+            for name in ("messages", "quarantine", "duplicates")
+        }
+        if path == folder:
+            places = {row.position for row in job.table("messages").select("position").collect()}
+            assert places <= {
+                f"{folder}/{part}.parquet#{n}".replace(" ", "%20") for part in (0, 1) for n in range(99)
+            }
+            assert len(places) == summary.messages
+    assert found["bodies.jsonl"] == found["par quet"]
+
+
+def test_an_archive_without_bodies_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="no column body; it has text"):
+        pipeline(tmp_path / "lake", path=str(tmp_path / "a.parquet")).run()
 
 
 def test_routes_join_urns_in_one_table(tmp_path: Path) -> None:
