@@ -1,6 +1,6 @@
 """Streaming a queue of the embedded broker into Spark, beside a bare client that reserves and acknowledges.
 
-    python bench/spark_stream.py [--rows 1000000] [--batch 100000]
+    python bench/spark_stream.py [--rows 2000000] [--batch 200000]
 
 Both drain the same number of messages of about 350 bytes from a broker in its own process, durable on disk.
 Spark judges every row and gives it to a sink that does nothing; its rate is over the second half of the
@@ -82,8 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--batch", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--batch", type=int, default=200_000)
     args = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,76 +52,108 @@ class Share:
 
 def frozen_rows(share: Share, options: StreamOptions, clock: Clock = SYSTEM) -> Iterator[pa.RecordBatch]:
     """The rows of this share: frozen now, or by whoever was here before."""
-    if share.place.segment.exists():
-        _settle_again(share.place, options, clock)
-    else:
-        _freeze(share, options, clock)
-    for chunk in read_segment(share.place.segment):
-        yield chunk.rows
+    # One thread has the broker to itself: it fetches while this one judges, and acknowledges while Spark
+    # takes the rows. The task ends when it has.
+    with ThreadPoolExecutor(1, "shinar-freeze") as owner:
+        settling: list[Future[None]] = []
+        if share.place.segment.exists():
+            _settle_again(share.place, options, clock)
+        else:
+            settling = _freeze(share, options, clock, owner)
+        for chunk in read_segment(share.place.segment):
+            yield chunk.rows
+        for step in settling:
+            step.result()
 
 
-def _freeze(share: Share, options: StreamOptions, clock: Clock) -> None:
+def _freeze(
+    share: Share, options: StreamOptions, clock: Clock, owner: ThreadPoolExecutor
+) -> list[Future[None]]:
+    """Returns what the owner of the broker still has to do."""
     give_up_s = clock.monotonic_s() + PATIENCE_S
     pause_s = 0.1
     while not share.place.segment.exists():
         try:
-            _freeze_once(share, options, clock)
+            return _freeze_once(share, options, clock, owner)
         except ShinarError as exc:
             if not exc.transient or clock.monotonic_s() > give_up_s:
                 raise
             log.warning("freezing %s: %s; trying again", share.place.segment.name, exc)
             clock.sleep(pause_s)
             pause_s = min(pause_s * 2, 5.0)
+    return []
 
 
-def _freeze_once(share: Share, options: StreamOptions, clock: Clock) -> None:
-    broker = options.url.connect_lasting()
+def _freeze_once(
+    share: Share, options: StreamOptions, clock: Clock, owner: ThreadPoolExecutor
+) -> list[Future[None]]:
+    broker = owner.submit(options.url.connect_lasting).result()
+    steps: list[Future[None]] = []
     try:
         attempt = Attempt(share.place)
-        taken: list[Delivery] = []
+        taking = _Taking(broker, share, options, clock)
         won = False
         try:
-            owed = Owed(share.place, broker.traits) if options.ack_mode == "after-freeze" else None
-            _fill(_Taking(broker, taken, owed, clock), attempt, share, options)
+            fetching = owner.submit(taking.chunk)
+            while pending := fetching.result():
+                fetching = owner.submit(taking.chunk)
+                attempt.write(chunk_of(pending, broker.traits, options.include_headers))
+            owner.submit(taking.check).result()
             won = attempt.publish()
         finally:
             if not won:
-                _give_back(broker, taken)
+                owner.submit(_give_back, broker, taking.taken).result()
             attempt.discard()
         if won and options.ack_mode == "after-freeze":
-            _acknowledge(broker, share.place, taken)
+            steps.append(owner.submit(_acknowledge, broker, share.place, taking.taken))
     finally:
-        broker.close()
+        steps.append(owner.submit(broker.close))
+    return steps
 
 
 class _Taking:
-    """Reserves for one attempt and keeps the leases alive meanwhile."""
+    """Reserves for one attempt and keeps the leases alive meanwhile. For the thread that has the broker."""
 
-    def __init__(self, broker: Broker, taken: list[Delivery], owed: Owed | None, clock: Clock) -> None:
+    def __init__(self, broker: Broker, share: Share, options: StreamOptions, clock: Clock) -> None:
         self.broker = broker
-        self._taken = taken
-        self._owed = owed
+        self.taken: list[Delivery] = []
+        self._share = share
+        self._owed = Owed(share.place, broker.traits) if options.ack_mode == "after-freeze" else None
         self._clock = clock
         #: Shortest lease seen; None while they last as long as the connection.
         self._lease_s: float | None = None
         self._kept_s = clock.monotonic_s()
         self._bytes = 0
+        self._over = False
 
-    @property
-    def bytes(self) -> int:
-        return self._bytes
+    def chunk(self) -> list[Delivery]:
+        """As much as is judged and written at a time; empty when the share is full or the queue is empty."""
+        pending: list[Delivery] = []
+        start_bytes = self._bytes
+        while not self._over and len(pending) < MOST_ROWS and self._bytes - start_bytes < CHUNK_BYTES:
+            pending += self._reserve()
+            self.keep()
+        return pending
 
-    def reserve(self, queue: str, most: int) -> list[Delivery]:
-        count = len(self._taken)
+    def _reserve(self) -> list[Delivery]:
+        count = len(self.taken)
+        left = self._share.rows - count
         fits = CHUNK_BYTES * count // max(self._bytes, 1) if count else FIRST_ROWS
         wait_s = NEXT_WAIT_S if count else FIRST_WAIT_S
-        got = self._news(queue, min(most, max(fits, 1), MOST_ROWS), wait_s)
-        self._taken += got
+        got = self._news(self._share.queue, min(left, max(fits, 1), MOST_ROWS), wait_s)
+        self.taken += got
         self._bytes += sum(len(delivery.body) for delivery in got)
-        for delivery in got:
-            if delivery.lease_until_ms is not None:
-                lease_s = (delivery.lease_until_ms - delivery.received_ms) / 1000
+        for until_ms, from_ms in {(delivery.lease_until_ms, delivery.received_ms) for delivery in got}:
+            if until_ms is not None:
+                lease_s = (until_ms - from_ms) / 1000
                 self._lease_s = min(lease_s, self._lease_s or lease_s)
+        most_bytes = self._share.max_bytes
+        self._over = (
+            not got
+            or len(self.taken) >= self._share.rows
+            or (most_bytes is not None and self._bytes >= most_bytes)
+            or self._share.place.segment.exists()  # a twin has won
+        )
         return got
 
     def _news(self, queue: str, most: int, wait_s: float) -> list[Delivery]:
@@ -144,11 +177,11 @@ class _Taking:
     def check(self) -> None:
         """All of it is still ours. Otherwise somebody else freezes it, and the rows would be there twice."""
         self.keep()
-        if self._taken and not self.broker.traits.lasting_lease:
+        if self.taken and not self.broker.traits.lasting_lease:
             self._extend()
 
     def _extend(self) -> None:
-        lapsed = self.broker.extend(self._taken, self._lease_s or 0.0)
+        lapsed = self.broker.extend(self.taken, self._lease_s or 0.0)
         if lapsed:
             raise BrokerUnavailable(
                 f"{len(lapsed)} reservations ended while a batch was being frozen",
@@ -156,27 +189,6 @@ class _Taking:
                 queue=lapsed[0].queue,
             )
         self._kept_s = self._clock.monotonic_s()
-
-
-def _fill(taking: _Taking, attempt: Attempt, share: Share, options: StreamOptions) -> None:
-    pending: list[Delivery] = []
-    pending_bytes = 0
-    left = share.rows
-    traits = taking.broker.traits
-    while left > 0 and (share.max_bytes is None or taking.bytes < share.max_bytes):
-        got = taking.reserve(share.queue, left)
-        if not got or share.place.segment.exists():
-            break  # the queue is empty, or a twin has won
-        left -= len(got)
-        pending += got
-        pending_bytes += sum(len(delivery.body) for delivery in got)
-        if len(pending) >= MOST_ROWS or pending_bytes >= CHUNK_BYTES:
-            attempt.write(chunk_of(pending, traits, options.include_headers))
-            pending, pending_bytes = [], 0
-        taking.keep()
-    if pending:
-        attempt.write(chunk_of(pending, traits, options.include_headers))
-    taking.check()
 
 
 def _give_back(broker: Broker, taken: list[Delivery]) -> None:

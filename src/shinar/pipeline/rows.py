@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shinar.brokers.contract import NOTHING, Delivery
 from shinar.pipeline.judged import Judged, assemble, judge_column, one_or_many, repeated
@@ -68,14 +69,17 @@ def stamps_of(rows: pa.RecordBatch) -> Iterator[tuple[str, str, bytes]]:
 def _attempts(judged: Judged, deliveries: Sequence[Delivery], traits: Traits) -> pa.Array:
     # Nearly all rows share a handful of counts: ask the rule once for each.
     stated = traits.attempts_property
-    cases = list(
-        zip(
-            judged.columns["attempts"].to_pylist(),
-            [delivery.native_count for delivery in deliveries],
-            [delivery.properties.get(stated) for delivery in deliveries],
-            strict=True,
-        )
-    )
+    body = judged.columns["attempts"]
+    told = {(delivery.native_count, delivery.properties.get(stated)) for delivery in deliveries}
+    counts = pc.unique(body).to_pylist()
+    if len(told) == len(counts) == 1:
+        native, text = told.pop()
+        one = reconcile(traits, counts[0] or 0, native, {stated: text})
+        return pa.repeat(pa.scalar(one, pa.int64()), len(deliveries))
+    cases = [
+        (count, delivery.native_count, delivery.properties.get(stated))
+        for count, delivery in zip(body.to_pylist(), deliveries, strict=True)
+    ]
     known = {case: reconcile(traits, case[0] or 0, case[1], {stated: case[2]}) for case in set(cases)}
     return pa.array([known[case] for case in cases], pa.int64())
 

@@ -224,15 +224,15 @@ def test_leases_are_kept_alive_while_a_share_is_frozen(broker, tmp_path, monkeyp
 def test_a_broker_that_is_away_for_a_moment_fails_no_task(url, broker, tmp_path, monkeypatch):
     bodies = put(broker, 10)
     calls = []
-    honest = freeze._Taking.reserve
+    honest = freeze._Taking.chunk
 
-    def flaky(self, queue, most):
+    def flaky(self):
         calls.append(1)
         if len(calls) < 3:
             raise BrokerUnavailable("gone fishing", broker="memory")
-        return honest(self, queue, most)
+        return honest(self)
 
-    monkeypatch.setattr(freeze._Taking, "reserve", flaky)
+    monkeypatch.setattr(freeze._Taking, "chunk", flaky)
     assert read(one_share(tmp_path), options_of(url, tmp_path)) == bodies
 
 
