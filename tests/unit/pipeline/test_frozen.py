@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shinar.brokers import Broker, Outgoing, connect
+from shinar.brokers.memory import MemoryBroker
 from shinar.envelope import build, encode
 from shinar.errors import BrokerUnavailable, ConfigError, StoreError
 from shinar.pipeline import freeze, frozen, segments
@@ -234,6 +236,47 @@ def test_a_broker_that_is_away_for_a_moment_fails_no_task(url, broker, tmp_path,
 
     monkeypatch.setattr(freeze._Taking, "chunk", flaky)
     assert read(one_share(tmp_path), options_of(url, tmp_path)) == bodies
+
+
+def test_one_thread_has_the_broker_and_the_task_waits_for_its_ack(url, broker, tmp_path, monkeypatch):
+    put(broker, 9_000)
+    threads = set()
+
+    def noted(name):
+        honest = getattr(MemoryBroker, name)
+
+        def call(self, *given):
+            threads.add(threading.current_thread().name)
+            if name == "ack":
+                time.sleep(0.3)
+            return honest(self, *given)
+
+        monkeypatch.setattr(MemoryBroker, name, call)
+
+    for name in ("reserve", "ack", "extend", "close"):
+        noted(name)
+    rows = frozen_rows(one_share(tmp_path, 9_000), options_of(url, tmp_path))
+    assert next(rows).num_rows > 0
+    assert depth(broker)[1] > 0, "Spark has rows while the ack is under way"
+    assert sum(batch.num_rows for batch in rows) > 0
+    assert depth(broker) == (0, 0), "and the task has ended only after it"
+    assert len(threads) == 1
+    assert threads != {threading.current_thread().name}
+
+
+def test_an_ack_that_fails_in_an_unknown_way_fails_the_task(url, broker, tmp_path, monkeypatch):
+    bodies = put(broker, 10)
+
+    def broken(*_):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(freeze, "_acknowledge", broken)
+    share = one_share(tmp_path)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        read(share, options_of(url, tmp_path))
+    monkeypatch.undo()
+    assert read(share, options_of(url, tmp_path)) == bodies, "its next try finds the segment"
+    assert depth(broker) == (0, 0)
 
 
 def test_bytes_bound_a_share(url, broker, tmp_path, monkeypatch):
