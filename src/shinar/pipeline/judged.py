@@ -207,11 +207,8 @@ def _blanked(column: pa.Array, rows: Any) -> pa.Array:
     valid = column.is_valid().to_numpy(zero_copy_only=False).copy()
     valid[rows] = False
     _, *values = column.buffers()
-    return pa.Array.from_buffers(column.type, len(column), [_bitmap(valid), *values])
-
-
-def _bitmap(valid: Any) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(column.type, len(column), [bitmap, *values])
 
 
 def _needed_lengths(found: Mapping[str, pa.Array]) -> Any:
@@ -293,13 +290,12 @@ def _verdicts(count: int, exact: Mapping[int, Verdict]) -> dict[str, pa.Array]:
         reasons[row] = verdict.reason.value or None
         pointers[row] = verdict.pointer or None
         warnings[row] = [warning.pointer for warning in verdict.warnings] or None
-    said: dict[str, list[Any]] = {
-        "verdict": kinds,
-        "reason": reasons,
-        "pointer": pointers,
-        "warnings": warnings,
+    return {
+        "verdict": one_or_many(kinds, pa.string()),
+        "reason": one_or_many(reasons, pa.string()),
+        "pointer": one_or_many(pointers, pa.string()),
+        "warnings": one_or_many(warnings, pa.list_(pa.string())),
     }
-    return {name: one_or_many(values, schema.ARROW.field(name).type) for name, values in said.items()}
 
 
 def _dead_letters(blocks: list[_DeadLetter | None]) -> dict[str, pa.Array]:
@@ -330,9 +326,8 @@ def _join_raw(parts: list[msgspec.Raw]) -> pa.Array:
     ends = np.flatnonzero(np.frombuffer(b"\0".join([*parts, b""]), np.uint8) == 0)
     offsets = np.zeros(len(parts) + 1, np.int32)
     offsets[1:] = ends - np.arange(len(parts))
-    text = b"".join(parts)
-    column = pa.Array.from_buffers(pa.binary(), len(parts), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
-    return _blanked(column, np.flatnonzero(_first_bytes(column) != _OPEN_BRACE))
+    values = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(pa.binary(), len(parts), values)
 
 
 def _offsets(column: pa.Array) -> Any:
