@@ -134,7 +134,7 @@ def plain(url: str, count: int) -> tuple[float, float]:
             decoder = Decoder(Limits())
             while not (found := decoder.feed(raw.recv(65536))):
                 pass
-            raw.sendall(encode(Acknowledge("marker", found[0].id)))  # type: ignore[union-attr]
+            raw.sendall(encode(Acknowledge("marker", found[0].id)))  # type: ignore[union-attr]  # found is a message
 
         def consume() -> None:
             decoder, seen = Decoder(Limits()), 0

@@ -179,7 +179,7 @@ def with_from_json(raw: DataFrame) -> DataFrame:
 def contestants(
     spark: SparkSession, path: Path, sdk_rows: int
 ) -> dict[str, tuple[Callable[[], DataFrame], int | None]]:
-    raw = lambda: spark.read.parquet(str(path))  # noqa: E731
+    raw = lambda: spark.read.parquet(str(path))  # noqa: E731  # read anew each time
     return {
         "identity mapInArrow": (lambda: raw().mapInArrow(identity, "body binary"), None),
         "shinar judged_frame": (lambda: judged_frame(raw()), None),

@@ -253,7 +253,7 @@ def _settles_at(broker: object, queue: str, name: str, value: int) -> bool:
     """Several brokers count in the background, so give them a moment."""
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
-        if getattr(broker.depth(queue), name) == value:  # type: ignore[attr-defined]
+        if getattr(broker.depth(queue), name) == value:  # type: ignore[attr-defined]  # by name
             return True
         time.sleep(0.1)
     return False

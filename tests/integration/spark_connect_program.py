@@ -14,11 +14,11 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 from pyspark.sql import SparkSession  # noqa: E402  # the environment comes first
 
-from shinar.brokers import Outgoing, connect  # noqa: E402
-from shinar.envelope import build, encode  # noqa: E402
-from shinar.errors import Unsupported  # noqa: E402
-from shinar.pipeline import Pipeline  # noqa: E402
-from shinar.pipeline.session import register  # noqa: E402
+from shinar.brokers import Outgoing, connect  # noqa: E402  # likewise
+from shinar.envelope import build, encode  # noqa: E402  # likewise
+from shinar.errors import Unsupported  # noqa: E402  # likewise
+from shinar.pipeline import Pipeline  # noqa: E402  # likewise
+from shinar.pipeline.session import register  # noqa: E402  # likewise
 
 
 def main(folder: Path) -> dict[str, object]:

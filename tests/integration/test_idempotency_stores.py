@@ -178,7 +178,7 @@ def _fail_after(store: SqlStore, statement: str) -> None:
     with store.once("a") as once:
         assert once.first
         once.cursor.execute(statement)
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  # raises
 
 
 @pytest.mark.parametrize("name", SQL)

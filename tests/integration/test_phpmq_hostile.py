@@ -137,7 +137,7 @@ def test_refused_requests_do_not_end_the_connection(
     server: ServerThread, bystander: Broker, name: str
 ) -> None:
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as raw:
-        raw.sendall(HELLO + ext.pack(REFUSED[name]) + ext.pack(ext.Depth(8, "orders")))  # type: ignore[arg-type]
+        raw.sendall(HELLO + ext.pack(REFUSED[name]) + ext.pack(ext.Depth(8, "orders")))  # type: ignore[arg-type]  # bad
         from shinar.phpmq.protocol import Decoder
 
         decoder, got = Decoder(Limits()), []

@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
         def begin(**settings: object) -> ServerThread:
             folder = settings.pop("folder", tmp_path / "data")
-            return stack.enter_context(serve_in_thread(folder, **settings))  # type: ignore[arg-type]
+            return stack.enter_context(serve_in_thread(folder, **settings))  # type: ignore[arg-type]  # of any kind
 
         yield begin
 
@@ -353,7 +353,7 @@ def test_part_of_a_large_publish_may_be_refused_and_it_says_which(start: Start, 
             raise Refused("full", "no room for these")
         original(name, items, create)
 
-    engine.publish = second_chunk_is_refused  # type: ignore[method-assign]
+    engine.publish = second_chunk_is_refused  # type: ignore[method-assign]  # the fault to be survived
     sent = [Outgoing(b"%d" % n) for n in range(5000)]
     with pytest.raises(PublishFailed) as caught:
         broker.publish("q", sent)

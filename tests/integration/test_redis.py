@@ -466,3 +466,20 @@ def test_receipts_are_plain_values():
     import pickle
 
     assert pickle.loads(pickle.dumps(Reservation(b"raw", b"handle", 5))) == Reservation(b"raw", b"handle", 5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_ack_tells_who_had_lapsed_among_those_who_had_not(server, queue, layout):
+    with closing(connect(f"{server.url}?layout={layout}")) as broker:
+        broker.publish(queue, [outgoing() for _ in range(5)])
+        found = []
+        while len(found) < 5:
+            found += broker.reserve(queue, 5, 5)
+        broker.ack([found[1]])
+        broker.release([found[3]])
+        lapsed = broker.ack(found)
+        # What this connection settled itself is no lapsed lease, what somebody else may have by now is.
+        assert found[3] in lapsed
+        assert not {id(found[n]) for n in (0, 2, 4)} & {id(delivery) for delivery in lapsed}
+        depth = broker.depth(queue)
+        assert (depth.ready, depth.reserved) == (1, 0)

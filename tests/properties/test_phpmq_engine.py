@@ -50,7 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         # Tiny windows, so that a handful of messages already lives partly on disk.
         self._sizes = queue_module.WINDOW_ROWS, queue_module.REFILL_ROWS
-        queue_module.WINDOW_ROWS, queue_module.REFILL_ROWS = 3, 2  # type: ignore[misc]
+        queue_module.WINDOW_ROWS, queue_module.REFILL_ROWS = 3, 2  # type: ignore[misc]  # Final, but not here
         self._folder = tempfile.TemporaryDirectory()
         self.clock = PinnedClock(1_000_000.0)
         self.number = 0
@@ -69,7 +69,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.peers = [FakePeer(), FakePeer()]
 
     def teardown(self) -> None:
-        queue_module.WINDOW_ROWS, queue_module.REFILL_ROWS = self._sizes  # type: ignore[misc]
+        queue_module.WINDOW_ROWS, queue_module.REFILL_ROWS = self._sizes  # type: ignore[misc]  # back again
         if hasattr(self, "store"):
             self.store.close()
             assert maintenance.check(self.store.folder) == []

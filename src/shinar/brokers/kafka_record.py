@@ -67,6 +67,7 @@ def delivery_of(message: Any, queue: str, receipt: Any, received_ms: int, positi
 def _received(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Mapping[str, str], Mapping[str, Any]]:
     """The user's headers and the contract's. Mostly there are the contract's only, each once."""
     try:
+        # A header without a value has no decode: the AttributeError below is for it.
         ours: dict[str, Any] = {name: value.decode() for name, value in headers}  # type: ignore[union-attr]
         if len(ours) == len(headers) and ours.keys() <= _OURS:
             return NOTHING, ours or NOTHING

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 from confluent_kafka.cimpl import NewTopic
 
 from shinar.brokers.kafka_client import BROKER, MISSING, Settings, Watch, kafka_errors, our_error

@@ -61,10 +61,11 @@ def pieces(options: ArchiveOptions) -> list[Piece]:
     return found
 
 
-def all_parquet(path: str, asked: str = "") -> bool:
-    """Then Spark can read it itself, and the bodies need to cross to Python only once."""
+def parquet_files(path: str, asked: str = "") -> list[str]:
+    """The files of an archive that is nothing but Parquet: Spark can read those itself, and the bodies
+    cross to Python only once. Empty for any other."""
     files = _files(path)
-    return bool(files) and all(_format(file, asked) == "parquet" for file in files)
+    return files if all(_format(file, asked) == "parquet" for file in files) else []
 
 
 def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> Iterator[pa.RecordBatch]:
@@ -157,6 +158,7 @@ def _lines(piece: Piece) -> Iterator[tuple[list[int], list[bytes]]]:
 
 
 def _opened(path: str) -> BinaryIO:
+    # GzipFile reads like a BinaryIO and is not declared as one.
     return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
 
 

@@ -107,7 +107,7 @@ def _freeze_once(
         if won and options.ack_mode == "after-freeze":
             steps.append(owner.submit(_acknowledge, broker, share.place, taking.taken))
     finally:
-        steps.append(owner.submit(broker.close))
+        steps.append(owner.submit(_hang_up, broker))
     return steps
 
 
@@ -189,6 +189,14 @@ class _Taking:
                 queue=lapsed[0].queue,
             )
         self._kept_s = self._clock.monotonic_s()
+
+
+def _hang_up(broker: Broker) -> None:
+    try:
+        broker.close()
+    except ShinarError as exc:
+        # Everything is settled or written down by now, or raised where it was not.
+        log.warning("the connection did not end well: %s", exc)
 
 
 def _give_back(broker: Broker, taken: list[Delivery]) -> None:

@@ -25,13 +25,13 @@ from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, Unsupported
 from shinar.observe import Metrics
-from shinar.pipeline.archive import all_parquet
+from shinar.pipeline.archive import parquet_files
 from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
 from shinar.pipeline.figures import Figures
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
 from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
 from shinar.pipeline.session import register
-from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, read, write_atomically
+from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, quoted, read, write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -261,8 +261,11 @@ class Pipeline:
         """Judged rows; or raw ones, where Spark reads the files as well: the first pass judges those."""
         register(self._spark)
         path, options = str(self._settings.path), self._settings.options
-        if options.keys() <= {"archiveFormat"} and all_parquet(path, options.get("archiveFormat", "")):
-            return _with_positions(self._spark.read.parquet(path))
+        plain = options.keys() <= {"archiveFormat"}
+        if plain and (files := parquet_files(path, options.get("archiveFormat", ""))):
+            # By name: of a folder, Spark would leave out what lies in folders below.
+            reader = self._spark.read.option("mergeSchema", "true")
+            return _with_positions(reader.parquet(*map(quoted, files)))
         return self._spark.read.format("shinar").options(path=path, **options).load()
 
     def _checkpoint(self) -> Path:
@@ -292,10 +295,10 @@ def _with_positions(archive: DataFrame) -> DataFrame:
     """File and row, as our own reader of archives has them, where the archive does not say better."""
     if "body" not in archive.columns:
         raise ConfigError(f"has no column body; it has {', '.join(archive.columns)}", setting="path")
-    if "position" in archive.columns:
-        return archive
     file = F.regexp_replace("_metadata.file_path", "^file:(//)?", "")
-    return archive.withColumn("position", F.concat_ws("#", file, "_metadata.row_index"))
+    place = F.concat_ws("#", file, "_metadata.row_index")
+    given = [F.col("position")] if "position" in archive.columns else []
+    return archive.withColumn("position", F.coalesce(*given, place))
 
 
 class _Totals:

@@ -152,13 +152,13 @@ def test_a_subclass_json_does_not_know_is_refused() -> None:
 @pytest.mark.parametrize("urn", ["", " \t", None, 5])
 def test_an_empty_urn_is_refused(urn: object) -> None:
     with pytest.raises(ContractError, match="/job"):
-        build(urn, {})  # type: ignore[arg-type]
+        build(urn, {})  # type: ignore[arg-type]  # refused at run time
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 5])
 def test_a_payload_that_is_no_object_is_refused(data: object) -> None:
     with pytest.raises(ContractError, match="/data"):
-        build("urn:x", data)  # type: ignore[arg-type]
+        build("urn:x", data)  # type: ignore[arg-type]  # refused at run time
 
 
 @dataclass

@@ -21,7 +21,7 @@ from shinar.phpmq.protocol import (
 ID = "d7e7f68761d34838494b233148b5486c"
 Q = b"P0100000000000000000000000000003Foo"
 C = b"P0200000000000000000000000000011Hello World"
-I = b"P0300000000000000000000000000032" + ID.encode()  # noqa: E741
+I = b"P0300000000000000000000000000032" + ID.encode()  # noqa: E741  # the frame is called I
 
 #: name -> (bytes on the wire, their length as measured, the value)
 VECTORS = {

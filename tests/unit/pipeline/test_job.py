@@ -250,9 +250,9 @@ def test_an_archive_gives_the_same_rows_whoever_reads_it(tmp_path: Path) -> None
     bodies = [body for body in planted() if b"\n" not in body and body]
     (tmp_path / "bodies.jsonl").write_bytes(b"\n".join(bodies))
     folder = tmp_path / "par quet"
-    folder.mkdir()
-    for part in range(2):
-        pq.write_table(pa.table({"body": pa.array(bodies[part::2], pa.binary())}), folder / f"{part}.parquet")
+    (folder / "below").mkdir(parents=True)
+    for part, name in enumerate(("0.parquet", "below/1.parquet")):
+        pq.write_table(pa.table({"body": pa.array(bodies[part::2], pa.binary())}), folder / name)
     found = {}
     for path in (tmp_path / "bodies.jsonl", folder):
         job = pipeline(tmp_path / f"lake-{path.name}", path=str(path))
@@ -265,7 +265,9 @@ def test_an_archive_gives_the_same_rows_whoever_reads_it(tmp_path: Path) -> None
         if path == folder:
             places = {row.position for row in job.table("messages").select("position").collect()}
             assert places <= {
-                f"{folder}/{part}.parquet#{n}".replace(" ", "%20") for part in (0, 1) for n in range(99)
+                f"{folder}/{name}.parquet#{n}".replace(" ", "%20")
+                for name in ("0", "below/1")
+                for n in range(99)
             }
             assert len(places) == summary.messages
     assert found["bodies.jsonl"] == found["par quet"]

@@ -36,7 +36,7 @@ def expected(body: bytes) -> dict:
     }
     message = verdict.message
     if message is not None:
-        shown = lambda text: text.encode("utf-8", "backslashreplace").decode() or None  # noqa: E731
+        shown = lambda text: text.encode("utf-8", "backslashreplace").decode() or None  # noqa: E731  # one line, one use
         row |= {
             "urn": shown(message.urn),
             "trace_id": shown(message.trace_id),

@@ -15,7 +15,7 @@ from shinar.pipeline.replay import ReplayPlanner, _split, starting
 def planner(
     monkeypatch: pytest.MonkeyPatch, bounds: dict[int, tuple[int, int]], **more: object
 ) -> ReplayPlanner:
-    log = Replay(lambda url, queue: dict(bounds), None, None)  # type: ignore[arg-type]
+    log = Replay(lambda url, queue: dict(bounds), None, None)  # type: ignore[arg-type]  # not used here
     monkeypatch.setattr(module, "replay", lambda url: log)
     options = StreamOptions(
         **{
@@ -33,7 +33,7 @@ def planner(
             "keep_segments": False,
             **more,
         }
-    )  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]  # not used here
     return ReplayPlanner(options, PinnedClock())
 
 

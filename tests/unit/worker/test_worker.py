@@ -45,10 +45,10 @@ class Bench:
 
     def run(self, handlers: object, **options: object):
         options = {"policy": QUICK, "limits": EMPTY, **options}
-        return Worker(self.url, handlers, **options).run()  # type: ignore[arg-type]
+        return Worker(self.url, handlers, **options).run()  # type: ignore[arg-type]  # any
 
     def put(self, *bodies: bytes, **fields: object) -> None:
-        self.broker.publish("orders", [Outgoing(body, **fields) for body in bodies])  # type: ignore[arg-type]
+        self.broker.publish("orders", [Outgoing(body, **fields) for body in bodies])  # type: ignore[arg-type]  # any
 
     def dead(self) -> list[dict]:
         return [json.loads(d.body) for d in self.broker.browse("orders.dlq")]
@@ -105,7 +105,7 @@ def test_drop_happens_only_when_asked_for(bench: Bench) -> None:
 )
 def test_unknown_urns(bench: Bench, strategy: str, counts: dict) -> None:
     bench.producer.send("urn:babel:nobody:cares", {})
-    report = bench.run({URN: print}, policy=Policy(on_unknown_urn=strategy))  # type: ignore[arg-type]
+    report = bench.run({URN: print}, policy=Policy(on_unknown_urn=strategy))  # type: ignore[arg-type]  # a str
     assert report.counts == counts
     assert [d["dead_letter"]["reason"] for d in bench.dead()] == ["unknown_urn"] * (strategy != "delete")
 
@@ -392,5 +392,5 @@ def test_bad_calls_are_refused_before_anything_runs(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="already"):
         handlers.add(URN, print)
     with pytest.raises(ConfigError, match="not callable"):
-        handlers.add("urn:x", 5)  # type: ignore[arg-type]
+        handlers.add("urn:x", 5)  # type: ignore[arg-type]  # refused at run time
     assert Handlers({"Shout": print}).advice() != []
