@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from shinar.pipeline.source import ShinarSource
@@ -53,5 +54,13 @@ def session(
 def register(spark: SparkSession) -> SparkSession:
     """Make `format("shinar")` known to a session that somebody else built."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(ShinarSource)
+    try:
+        spark.dataSource.register(ShinarSource)
+    except AnalysisException as exc:
+        # Spark asks the active session whether the name is free, not this one. Beside a second session
+        # that knows the source already, this one must be the active one first.
+        if exc.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        spark.createDataFrame([], "made_active int")
+        spark.dataSource.register(ShinarSource)
     return spark
