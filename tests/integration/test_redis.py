@@ -27,6 +27,7 @@ from shinar.errors import (
     AccessDenied,
     BrokerFull,
     BrokerUnavailable,
+    ConfigError,
     ProtocolViolation,
     ShinarError,
     Unsupported,
@@ -96,6 +97,29 @@ def test_a_message_the_public_sdk_left_behind_is_recovered_by_us(server, queue, 
         (got,) = ours.reserve(queue, 1, 5.0)
         assert json.loads(got.body)["data"]["n"] == 0
         ours.ack([got])
+
+
+def test_what_a_consumer_without_deadlines_holds_is_seen_and_adopted_when_asked(server, raw, queue):
+    """As the Go and Java SDKs reserve: a move, and nothing else is written."""
+    with closing(connect(server.url)) as ours, closing(connect(f"{server.url}?adopt_s=2")) as adopting:
+        ours.publish(queue, [outgoing(0), *[outgoing(1)] * 2])
+        (mine,) = ours.reserve(queue, 1, 1.0)
+        alive, dead = (raw.lmove(queue, f"{queue}:processing", "LEFT", "RIGHT") for _ in range(2))
+        assert alive == dead
+        assert ours.depth(queue).reserved == 3
+        assert adopting.reserve(queue, 3, 0.0) == []
+        raw.lrem(f"{queue}:processing", 1, alive)  # its ack
+        (got,) = adopting.reserve(queue, 3, 10.0)
+        assert got.body == dead
+        assert adopting.reserve(queue, 3, 2.5) == []
+        assert (ours.ack([mine]), adopting.ack([got])) == ((), ())
+        depth = ours.depth(queue)
+        assert (depth.ready, depth.reserved) == (0, 0)
+
+
+def test_adopting_is_for_the_processing_layout():
+    with pytest.raises(ConfigError, match="deadlines for all"):
+        connect("redis://127.0.0.1:1?layout=laravel&adopt_s=60")
 
 
 def test_headers_travel_both_ways_in_the_shared_frame(server, queue):

@@ -107,7 +107,7 @@ def test_available_now_drains_the_queue_in_bounded_batches(spark, url, broker, t
     depth = broker.depth("orders")
     assert (depth.ready, depth.reserved) == (0, 0)
     lag = json.loads(query.recentProgress[0].sources[0].latestOffset)
-    assert lag == {"lag": {"orders": {"ready": 250, "reserved": 0, "delayed": 0}}}
+    assert lag == {"lag": {"orders": {"ready": 250, "reserved": 0, "delayed": 0}}, "came_again": 0}
     metrics, left = Metrics(), []
     for progress in query.recentProgress:
         Figures(metrics, "job").progress(progress)

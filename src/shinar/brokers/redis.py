@@ -33,8 +33,8 @@ from shinar.settlement.traits import Traits
 
 OPTIONS: Final = frozenset(
     {
-        "layout", "laravel", "prefix", "retry_after", "lease_s", "migration_batch_size", "hash_tags",
-        "cluster", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
+        "layout", "laravel", "prefix", "retry_after", "lease_s", "adopt_s", "migration_batch_size",
+        "hash_tags", "cluster", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
     }
 )  # fmt: skip
 
@@ -64,12 +64,18 @@ def settings(url: BrokerUrl) -> Settings:
     # Other SDKs call it retry_after, every other broker here lease_s.
     name = "lease_s" if "lease_s" in url.options else "retry_after"
     never = url.option(name).lower() in ("none", "null")
+    adopt_s = url.number("adopt_s", 0.0)
+    if adopt_s and layouts[layout] == "laravel":
+        raise ConfigError(
+            "is for the processing layout; Laravel's has deadlines for all", setting="?adopt_s="
+        )
     return Settings(
         layout=layouts[layout],
         retry_after_s=None if never else url.number(name, DEFAULT_RETRY_AFTER_S),
         migration_batch_size=batch,
         prefix=url.option("prefix", DEFAULT_PREFIX),
         hash_tags=url.flag("hash_tags") or url.flag("cluster"),
+        adopt_s=adopt_s or None,
     )
 
 
@@ -90,10 +96,11 @@ def traits(url: BrokerUrl) -> Traits:
 
 
 def connect(url: BrokerUrl, clock: Clock) -> RedisBroker:
+    chosen = settings(url)
     client = _client(url)
     with _translated(""):
         client.ping()
-    return RedisBroker(client, traits(url), settings(url), clock)
+    return RedisBroker(client, traits(url), chosen, clock)
 
 
 def _client(url: BrokerUrl) -> redis.Redis:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -31,6 +32,8 @@ from shinar.settlement.redis import (
     score_text,
 )
 
+log = logging.getLogger(__name__)
+
 #: Elements in one variadic push: long enough to be quick, short enough to let others in.
 PUSH_CHUNK: Final = 1000
 
@@ -44,6 +47,8 @@ class Settings:
     migration_batch_size: int = -1
     prefix: str = DEFAULT_PREFIX
     hash_tags: bool = False
+    #: Processing layout: what a consumer without deadlines holds longer than this goes to another.
+    adopt_s: float | None = None
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -134,7 +139,8 @@ class RedisQueue(ABC):
         """Ready, reserved, delayed."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.llen(self.keys.ready)
-            pipe.zcard(self.keys.deadlines or self.keys.reserved)
+            # In the processing layout by the list: other SDKs' consumers write no deadlines.
+            (pipe.llen if self.keys.deadlines else pipe.zcard)(self.keys.reserved)
             pipe.zcard(self.keys.delayed)
             ready, reserved, delayed = pipe.execute()
         return ready, reserved, delayed
@@ -153,6 +159,9 @@ class RedisQueue(ABC):
 
 
 class ProcessingQueue(RedisQueue):
+    #: When others' messages were last looked for, by the monotonic clock.
+    _adopted_s = -math.inf
+
     def push(self, values: Sequence[bytes]) -> None:
         if len(values) <= PUSH_CHUNK:
             self._client.rpush(self.keys.ready, *values)
@@ -163,6 +172,7 @@ class ProcessingQueue(RedisQueue):
             pipe.execute()
 
     def reserve(self, limit: int) -> Batch:
+        self._adopt()
         now_s = self._clock.epoch_s()
         deadline = self._deadline(self._settings.retry_after_s)
         stem = secrets.token_hex(12)
@@ -183,6 +193,17 @@ class ProcessingQueue(RedisQueue):
             Reservation(raw, f"{stem}{number:08x}".encode(), deadline) for number, raw in enumerate(found, 1)
         ]
         return Batch(taken, float(due) if due else None)
+
+    def _adopt(self) -> None:
+        after_s, now_s = self._settings.adopt_s, self._clock.monotonic_s()
+        if after_s is None or now_s - self._adopted_s < after_s / 4:
+            return
+        self._adopted_s = now_s
+        where = [self.keys.reserved, self.keys.deadlines]
+        score = score_text(self._deadline(after_s))
+        count = _run(self._client, "processing_adopt", where, [score, secrets.token_hex(12)])
+        if count:
+            log.info("%s: %d messages held without a deadline have one now", self.name, count)
 
     def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
         place = (target or self).keys

@@ -37,8 +37,11 @@ class Figures:
 
     def progress(self, progress: StreamingQueryProgress | None) -> None:
         for source in progress.sources if progress is not None else ():
-            for queue, left in lag_of(_offset(source.latestOffset), _offset(source.endOffset)).items():
+            latest = _offset(source.latestOffset)
+            for queue, left in lag_of(latest, _offset(source.endOffset)).items():
                 self._metrics.put("shinar_pipeline_lag", left, job=self._job, queue=queue)
+            if "came_again" in latest:
+                self._metrics.put("shinar_pipeline_came_again", latest["came_again"], job=self._job)
 
 
 def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:

@@ -104,8 +104,10 @@ class Planner:
         self._sweep(self._at(end, end["epoch"], end["batch"]), end["batch"])
 
     def latest_known(self) -> Offset:
-        """No offset, for a queue has none: what is in it, as Spark's progress events show it."""
-        return {"lag": {queue: _shown(depth) for queue, depth in self._watch.last().items()}}
+        """No offset, for a queue has none: what is in it, as Spark's progress events show it, and how many
+        messages the broker handed out a second time, within the last day."""
+        lag = {queue: _shown(depth) for queue, depth in self._watch.last().items()}
+        return {"lag": lag, "came_again": self._owed(self._landing).came() if self._landing else 0}
 
     def close(self) -> None:
         self._watch.close()
@@ -127,8 +129,11 @@ class Planner:
             self._landing = Landing(home / epoch)
             # The last batch of the run before never had its commit.
             self._sweep(self._landing, done)
-            Owed(self._landing.place(done, 0), self._options.url.traits()).forget_old()
+            self._owed(self._landing).forget_old()
         return self._landing
+
+    def _owed(self, landing: Landing) -> Owed:
+        return Owed(landing.place(0, 0), self._options.url.traits())
 
     def _sweep(self, landing: Landing, upto: int) -> None:
         for batch in [batch for batch in landing.open_batches() if batch <= upto]:

@@ -91,6 +91,10 @@ class Owed:
             for name, marks in came.items():
                 _append(self._folder / f"{name}.came", b"".join(marks))
 
+    def came(self) -> int:
+        """How many came again and were acknowledged, of those not forgotten yet."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.came")) // _SIZE
+
     def forget_old(self, now_s: float | None = None) -> None:
         end_s = (time.time() if now_s is None else now_s) - KEPT_S
         for path in (*self._folder.glob("*.owed"), *self._folder.glob("*.came")):

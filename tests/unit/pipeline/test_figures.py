@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from shinar.observe import Metrics
@@ -23,6 +25,13 @@ QUEUED = {"lag": {"a": {"ready": 90, "reserved": 5, "delayed": 0}, "b": {"ready"
 )
 def test_what_a_batch_leaves_behind(latest, end, lag):
     assert lag_of(latest, end) == lag
+
+
+def test_messages_that_came_again_are_shown():
+    metrics = Metrics()
+    source = SimpleNamespace(latestOffset='{"lag":{},"came_again":7}', endOffset="null")
+    Figures(metrics, "orders").progress(SimpleNamespace(sources=[source]))
+    assert metrics.value("shinar_pipeline_came_again", job="orders") == 7
 
 
 def test_batches_are_counted_by_queue_and_table():

@@ -82,9 +82,14 @@ def check_redelivery(folder: Path, url: str, queue: str, monkeypatch, lease_s: f
     time.sleep(lease_s and lease_s + 1.0)
     rest = drained(options, end, finish=end)
     assert Counter(frozen + rest) == Counter(bodies)
+    assert owed.Owed(share.place, broker.traits).came() == 20
     # As many equal ones as were owed have come: the next one is news.
     broker.publish(queue, [Outgoing(body=EQUAL)])
     assert drained(options, {**end, "batch": 900}) == [EQUAL]
+    later = Planner(options)
+    later.latest({**end, "batch": 901}, 1, None)
+    assert later.latest_known()["came_again"] == 20
+    later.close()
     found = broker.depth(queue)
     assert (found.ready, found.reserved or 0) == (0, 0)
     broker.close()
