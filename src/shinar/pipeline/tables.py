@@ -171,6 +171,9 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     if found and table_format and found != table_format:
         raise ConfigError(f"this lake holds {found} tables; use another folder", setting="format")
     chosen = found or table_format or "delta"
+    if chosen == "delta" and (odd := [char for char in "%\\" if char in str(root)]):
+        # delta-rs takes a path for a URL here and there, and would read another folder than it wrote.
+        raise ConfigError(f"Delta tables cannot lie in a folder with {odd[0]} in its path", setting="lake")
     if not found:
         write_atomically(marker, json.dumps({"format": chosen, "version": 1}).encode())
     return DeltaStore(root) if chosen == "delta" else FolderStore(root)

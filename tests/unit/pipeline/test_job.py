@@ -245,6 +245,14 @@ def test_raw_bodies_are_judged_on_the_way(tmp_path: Path) -> None:
     assert all(row["data"].encode() in row["body"] for row in found)
 
 
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_lake_may_lie_in_a_folder_with_an_odd_name(tmp_path: Path, table_format: str) -> None:
+    job = pipeline(tmp_path / "a b[1]#{2}?*+ü", table_format=table_format)
+    for start in (0, 3):
+        job.process(rows([envelope(n) for n in range(start, start + 5)]))
+    assert (job.table("messages").count(), job.table("duplicates").count()) == (8, 2)
+
+
 def test_an_archive_gives_the_same_rows_whoever_reads_it(tmp_path: Path) -> None:
     """Spark reads Parquet, our own source reads lines: equal but for the place of each body."""
     bodies = [body for body in planted() if b"\n" not in body and body]

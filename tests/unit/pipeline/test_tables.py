@@ -114,6 +114,14 @@ def test_an_object_store_is_refused_with_advice() -> None:
         open_store("s3://bucket/lake")
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
+def test_a_folder_that_delta_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="in its path"):
+        open_store(tmp_path / name)
+    assert not (tmp_path / name).exists()
+    open_store(tmp_path / name, "parquet")
+
+
 def test_a_half_written_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "part.parquet").write_bytes(b"PAR1 and no footer")
     with pytest.raises(StoreError, match="not a whole Parquet file"):
