@@ -12,7 +12,7 @@ import pytest
 
 from chaos.spark_run import Cluster, Job, Run, cluster, until
 from chaos.spark_truth import QUEUE, differences, plant
-from chaos.test_spark_source import EmbeddedBroker, survive
+from chaos.test_spark_source import EmbeddedBroker, emptied, survive
 from shinar.brokers import connect
 
 pytestmark = [
@@ -50,14 +50,27 @@ def running(folder: Path, on: Cluster, spark: dict[str, str] | None = None):
 
 
 def test_executors_die_in_the_middle(tmp_path: Path):
-    server = EmbeddedBroker(tmp_path / "broker")
-    server.start()
+    with contextlib.closing(EmbeddedBroker(tmp_path / "broker")) as server:
+        server.start()
+        executors_die(tmp_path, f"{server.url}?lease_s=30", seed=5)
+
+
+@pytest.mark.live("redis")
+def test_executors_die_over_redis(tmp_path: Path, server):
+    with emptied(server.url):
+        executors_die(tmp_path, server.url, seed=6)
+
+
+@pytest.mark.live("rabbitmq")
+def test_executors_die_over_rabbitmq(tmp_path: Path, server):
+    with emptied(server.url):
+        executors_die(tmp_path, server.url, seed=7)
+
+
+def executors_die(folder: Path, url: str, seed: int) -> None:
     targets = ("executor", "executor", "worker")
-    try:
-        with cluster(tmp_path) as on:
-            chaos = survive(tmp_path, f"{server.url}?lease_s=30", [], on=on, kills=5, targets=targets, seed=5)
-    finally:
-        server.stop()
+    with cluster(folder) as on:
+        chaos = survive(folder, url, [], on=on, kills=5, targets=targets, seed=seed)
     # One for the kills, one to drain the rest: the query outlives its executors.
     assert chaos.shot["executor"] >= 1
     assert chaos.lives <= 4

@@ -218,7 +218,7 @@ def test_the_embedded_broker(tmp_path: Path):
 @pytest.mark.live("rabbitmq")
 def test_rabbitmq(tmp_path: Path, server):
     restarts = [lambda: _restart(server)] * (2 if HEAVY else 1)
-    with _emptied(server.url):
+    with emptied(server.url):
         survive(tmp_path, server.url, restarts, kills=KILLS if HEAVY else 2, seed=2)
 
 
@@ -229,14 +229,14 @@ def test_redis(tmp_path: Path, server):
         server.kill()
         server.start()
 
-    with _emptied(server.url):
+    with emptied(server.url):
         survive(tmp_path, server.url, [lambda: _restart(server), crash], seed=3)
 
 
 @pytest.mark.skipif(not HEAVY, reason="minutes: set SHINAR_HEAVY=1")
 @pytest.mark.live("elasticmq")
 def test_sqs(tmp_path: Path, server):
-    with _emptied(server.url):
+    with emptied(server.url):
         # Ten messages a request: a batch that takes longer than its leases would spend its time on them.
         restarts = [lambda: _restart(server)] * 2
         survive(tmp_path, f"{server.url}&lease_s=120", restarts, batch=BATCH // 5, seed=4)
@@ -248,7 +248,7 @@ def _restart(server) -> None:
 
 
 @contextlib.contextmanager
-def _emptied(url: str) -> Iterator[None]:
+def emptied(url: str) -> Iterator[None]:
     """Before and after: the server is shared with other tests."""
     for step in range(2):
         with contextlib.closing(connect(url)) as broker:

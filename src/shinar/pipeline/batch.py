@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import StoreError
-from shinar.pipeline import deadletters, dedupe, tables
+from shinar.pipeline import deadletters, dedupe, durable, tables
 from shinar.pipeline.manifest import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.route import Routes
 from shinar.pipeline.split import Parts, Plan, split
@@ -162,7 +162,7 @@ class Line:
         place = work / "dead"
         deadletters.select(rows, history).write.parquet(str(place))
         written = [path for path in sorted(place.glob("*.parquet")) if pq.read_metadata(path).num_rows]
-        tables.sync_files(written)
+        durable.sync_all(written)
         return written
 
     def _balance(self, spooled: Sequence[Spooled], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
@@ -190,7 +190,7 @@ class Line:
             moved = [place / path.name for path in paths]
             for path, target in zip(paths, moved, strict=True):
                 os.replace(path, target)
-            tables.sync_dir(place)
+            durable.sync(place)
             files = tables.describe(self._store.root / table, moved)
             typed = parts.columns.get(table.removeprefix(f"{TYPED_DIR}/"))
             commits.append(self._commit(table, batch, files, typed.arrow() if typed else tables.CORE[table]))
@@ -225,7 +225,7 @@ class Line:
         place.mkdir(parents=True, exist_ok=True)
         path = place / "batch.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema=tables.BATCHES), path)
-        tables.sync_files([path])
+        durable.sync_all([path])
         files = tables.describe(self._store.root / "batches", [path])
         return self._commit("batches", batch, files, tables.BATCHES)
 

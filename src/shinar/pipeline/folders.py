@@ -15,7 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from shinar.errors import StoreError
-from shinar.pipeline.tables import STATE_DIR, Commit, packed, sync_dir, widened, write_atomically
+from shinar.pipeline import durable
+from shinar.pipeline.tables import STATE_DIR, Commit, packed, widened
 
 #: Written into every batch folder; hidden from Spark, DuckDB and pyarrow by its leading dot or underscore.
 MARKER: Final = "_batch.json"
@@ -42,7 +43,7 @@ class FolderStore:
         if target.exists():
             return False
         shape = widened(self.schema(change.table), change.arrow_schema())
-        write_atomically(table_dir / _SCHEMA, packed(shape))
+        durable.write(table_dir / _SCHEMA, packed(shape))
         gathered = table_dir / f".new-{target.name}"
         gathered.mkdir(parents=True, exist_ok=True)
         for file in change.files:
@@ -51,14 +52,14 @@ class FolderStore:
                 os.replace(source, place)
         ends = [file.last_us for file in change.files if file.last_us is not None]
         marker = Marker(change.app, change.version, change.rows, max(ends) if ends else None)
-        write_atomically(gathered / MARKER, msgspec.json.encode(marker))
+        durable.write(gathered / MARKER, msgspec.json.encode(marker))
         try:
             os.rename(gathered, target)
         except OSError as exc:
             if target.exists():
                 return False
             raise StoreError(f"table {change.table}: {exc}; the batch is kept and committed again") from exc
-        sync_dir(table_dir)
+        durable.sync(table_dir)
         return True
 
     def committed(self, table: str, app: str) -> int | None:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
-from shinar.pipeline import tables
+from shinar.pipeline import durable, tables
 from shinar.pipeline.manifest import BatchId, Manifest, stage_dir
 from shinar.pipeline.route import check_pattern
 from shinar.pipeline.tables import STATE_DIR, Commit, Store
@@ -135,7 +135,7 @@ class Runner:
             app, version = f"{app}/{batch.number}", 0
         result.write.parquet(str(place))
         paths = sorted(place.glob("*.parquet"))
-        tables.sync_files(paths)
+        durable.sync_all(paths)
         files = tables.describe(self._store.root / handler.table, paths)
         if files:
             shape = _arrow_schema(result)
@@ -166,7 +166,7 @@ class Runner:
         return self._store.root / STATE_DIR / "handlers" / self._job / f"{handler.name}.json"
 
     def _save(self, handler: Handler, state: State) -> None:
-        tables.write_atomically(self._path(handler), msgspec.json.encode(state))
+        durable.write(self._path(handler), msgspec.json.encode(state))
 
 
 def _first_us(manifest: Manifest) -> int | None:

@@ -25,13 +25,14 @@ from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, Unsupported
 from shinar.observe import Metrics
+from shinar.pipeline import durable
 from shinar.pipeline.archive import parquet_files
 from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
 from shinar.pipeline.figures import Figures
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
 from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
 from shinar.pipeline.session import register
-from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, quoted, read, write_atomically
+from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, quoted, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -372,5 +373,5 @@ def _epoch(checkpoint: Path) -> str:
     """One per checkpoint, kept inside it: whoever deletes the checkpoint starts a new count of batches."""
     path = checkpoint / "shinar-epoch"
     if not path.exists():
-        write_atomically(path, uuid.uuid4().hex.encode())
+        durable.write(path, uuid.uuid4().hex.encode())
     return path.read_text().strip()

@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from shinar.errors import StoreError
-from shinar.pipeline.tables import STATE_DIR, Commit, Store, remove_tree, sync_dir, write_atomically
+from shinar.pipeline import durable
+from shinar.pipeline.tables import STATE_DIR, Commit, Store, remove_tree
 
 #: Finished records kept per run: Spark asks again for the last batch only.
 KEPT: Final = 20
@@ -85,7 +86,7 @@ class Journal:
         """Write it down; if another driver was first, its record is the one that counts."""
         path = self._path(manifest.batch.number, "json")
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-        write_atomically(draft, msgspec.json.encode(manifest))
+        durable.write(draft, msgspec.json.encode(manifest))
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -95,18 +96,18 @@ class Journal:
             return winner
         finally:
             os.unlink(draft)
-        sync_dir(path.parent)
+        durable.sync(path.parent)
         return manifest
 
     def carry_out(self, manifest: Manifest) -> None:
         """Commit every table. Safe to repeat at any point: a table that has the batch is skipped."""
         for name, columns in manifest.typed.items():
-            write_atomically(typed_path(self._store, name), bytes(columns))
+            durable.write(typed_path(self._store, name), bytes(columns))
         for change in manifest.commits:
             self._store.commit(change)
         number = manifest.batch.number
         os.replace(self._path(number, "json"), self._path(number, "done"))
-        sync_dir(self._dir)
+        durable.sync(self._dir)
         for old in sorted(self._dir.glob("*.done"))[:-KEPT]:
             old.unlink(missing_ok=True)
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from shinar.brokers.contract import Delivery
+from shinar.pipeline import durable
 from shinar.pipeline.rows import stamps_of
-from shinar.pipeline.segments import Place, read_segment, write_durably
+from shinar.pipeline.segments import Place, read_segment
 from shinar.settlement.traits import Traits
 
 _SIZE: Final = 16
@@ -62,7 +63,7 @@ class Owed:
     def add(self, place: Place, stamps: Iterable[bytes]) -> None:
         """From now on these are no news. Repeating it changes nothing."""
         self._folder.mkdir(exist_ok=True)
-        write_durably(self._folder / f"{place.batch}-{place.part}.owed", b"".join(stamps))
+        durable.write(self._folder / f"{place.batch}-{place.part}.owed", b"".join(stamps))
 
     @contextmanager
     def sifted(self, got: Sequence[Delivery]) -> Iterator[tuple[list[Delivery], list[Delivery]]]:

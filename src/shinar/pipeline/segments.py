@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from shinar.errors import StoreError
-from shinar.pipeline import schema
+from shinar.pipeline import durable, schema
 
 #: Cuts what is fsynced to a quarter, at a speed no broker reaches. In this thread: the other has the broker.
 _WRITE: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -101,13 +101,13 @@ class Attempt:
         self._writer.close()
         self._file.close()
         try:
-            _fsync(self._path)
+            durable.sync(self._path)
             os.link(self._path, self.place.segment)
         except FileExistsError:
             return False
         except FileNotFoundError:
             raise Fenced(f"batch {self.place.batch} is over; nothing was kept of it") from None
-        _fsync(self.place.folder)
+        durable.sync(self.place.folder)
         return True
 
     def discard(self) -> None:
@@ -133,7 +133,7 @@ class Landing:
             return
         for path in (self._root / "attempts", folder):
             path.mkdir(parents=True, exist_ok=True)
-        _fsync(self._root)
+        durable.sync(self._root)
 
     def open_batches(self) -> list[int]:
         """Batches whose folder is still there, oldest first."""
@@ -168,12 +168,12 @@ class Landing:
         """The sink is done with this batch. Remember it, fence it off, then delete or keep the segments."""
         folder = self.place(batch, 0).folder
         if self.committed() < batch:
-            write_durably(self._root / "committed", str(batch).encode())
+            durable.write(self._root / "committed", str(batch).encode())
         target = self._root / ("kept" if keep else "gone") / folder.name
         target.parent.mkdir(exist_ok=True)
         if folder.is_dir():
             folder.replace(target)
-            _fsync(self._root)
+            durable.sync(self._root)
         for path in self.left_attempts(batch):
             path.unlink(missing_ok=True)
         shutil.rmtree(self._root / "gone", ignore_errors=True)
@@ -202,20 +202,3 @@ def read_left_attempt(path: Path | str) -> Iterator[Chunk]:
 
 def row_count(path: Path | str) -> int:
     return sum(chunk.rows.num_rows for chunk in read_segment(path))
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """All of it or nothing, and still there after a power cut."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    draft.write_bytes(data)
-    _fsync(draft)
-    draft.replace(path)
-    _fsync(path.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

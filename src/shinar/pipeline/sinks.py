@@ -12,6 +12,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shinar.pipeline import durable
+
 #: A row group has at most so many rows, and is written when so many bytes are held for its table...
 GROUP_ROWS: Final = 50_000
 GROUP_BYTES: Final = 32 << 20
@@ -84,8 +86,7 @@ class _Sink:
     def close(self) -> str:
         self.flush()
         self._file.close()
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
+        durable.sync(self._path)
         return str(self._path)
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shinar.errors import ConfigError, StoreError
-from shinar.pipeline import schema
+from shinar.pipeline import durable, schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -175,7 +175,7 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
         # delta-rs takes a path for a URL here and there, and would read another folder than it wrote.
         raise ConfigError(f"Delta tables cannot lie in a folder with {odd[0]} in its path", setting="lake")
     if not found:
-        write_atomically(marker, json.dumps({"format": chosen, "version": 1}).encode())
+        durable.write(marker, json.dumps({"format": chosen, "version": 1}).encode())
     return DeltaStore(root) if chosen == "delta" else FolderStore(root)
 
 
@@ -306,39 +306,6 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
 
 def packed(shape: pa.Schema) -> bytes:
     return bytes(shape.remove_metadata().serialize())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_dir(path.parent)
-
-
-def sync_dir(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_files(paths: Iterable[Path]) -> None:
-    """Spark closes its files but does not sync them; a power cut must not eat a named file."""
-    folders = set()
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        folders.add(path.parent)
-    for folder in folders:
-        sync_dir(folder)
 
 
 def remove_tree(path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from shinar.clock import SYSTEM, Clock
+from shinar.pipeline import durable
 from shinar.pipeline.report.figures import collect
 from shinar.pipeline.report.page import render
-from shinar.pipeline.tables import existing_store, write_atomically
+from shinar.pipeline.tables import existing_store
 
 
 def write_report(
@@ -20,5 +21,5 @@ def write_report(
     made_at = datetime.fromtimestamp(clock.epoch_s(), UTC)
     page = render(collect(spark, existing_store(lake), made_at=made_at, since=since))
     path = Path(out)
-    write_atomically(path, page.encode())
+    durable.write(path, page.encode())
     return path
