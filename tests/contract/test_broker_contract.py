@@ -160,6 +160,7 @@ def test_an_unsettled_message_comes_back_after_its_lease(case: Case) -> None:
     if case.traits.lease_s is None:
         pytest.skip("reservations last as long as the connection")
     broker = case.connect("lease_s=2")
+    assert broker.traits.lease_s == 2
     broker.publish(case.queue, [Outgoing(body())])
     (lost,) = take(broker, case.queue, 1)
     assert lost.lease_until_ms is not None

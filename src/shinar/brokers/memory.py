@@ -114,26 +114,21 @@ _spaces_lock = threading.Lock()
 
 
 def traits(url: BrokerUrl) -> Traits:
-    return dataclasses.replace(TRAITS, lease_s=_lease_s(url))
-
-
-def _lease_s(url: BrokerUrl) -> float:
-    return url.number("lease_s", DEFAULT_LEASE_S, least=0.001)
+    return dataclasses.replace(TRAITS, lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001))
 
 
 def connect(url: BrokerUrl, clock: Clock) -> MemoryBroker:
     with _spaces_lock:
         space = _spaces.setdefault(url.netloc, _Space())
-    return MemoryBroker(space, clock, _lease_s(url))
+    return MemoryBroker(space, clock, traits(url))
 
 
 class MemoryBroker:
-    traits = TRAITS
-
-    def __init__(self, space: _Space, clock: Clock, lease_s: float) -> None:
+    def __init__(self, space: _Space, clock: Clock, traits: Traits) -> None:
+        self.traits = traits
         self._space = space
         self._clock = clock
-        self._lease_ms = int(lease_s * 1000)
+        self._lease_ms = int((traits.lease_s or DEFAULT_LEASE_S) * 1000)
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         now_ms = self._clock.epoch_ms()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from shinar.cli.settings import SETTINGS, Settings, resolve
@@ -57,6 +59,32 @@ def emit(value: object) -> None:
 
 def colours() -> bool:
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+class Stopper:
+    """The first signal lets what is in hand finish, the second ends it at once."""
+
+    def __init__(self, stop: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
+        self._stop_it, self._quiet = stop, quiet
+        self._before: dict[int, Any] = {}
+        self.asked = False
+
+    def __enter__(self) -> Stopper:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._stop_it()
+        if not self._quiet:
+            print("\nstopping after the batch in hand; once more to stop at once", file=sys.stderr)
 
 
 class Progress:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.common import add_output, add_settings, emit, settings_of
+from shinar.cli.common import Stopper, add_output, add_settings, emit, settings_of
 from shinar.cli.lake import lake_store, print_table, span_s, spark_session
 from shinar.errors import ConfigError
 
@@ -124,7 +123,7 @@ def run_job(args: argparse.Namespace) -> int:
     pipeline = _pipeline(job)
     counter = _Counter(args, job)
     pipeline.on_batch = counter
-    stopper = _Stopper(pipeline, quiet=args.quiet)
+    stopper = Stopper(pipeline.stop, quiet=args.quiet)
     with stopper, _served(pipeline, settings["metrics_port"]):
         summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
     counter.close()
@@ -230,32 +229,6 @@ def _load(name: str) -> Any:
         return getattr(importlib.import_module(module), function or "register")
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"cannot be loaded: {exc}; write module:function", setting="handlers") from None
-
-
-class _Stopper:
-    """The first signal lets the batch in hand finish; the second is the usual one."""
-
-    def __init__(self, pipeline: Pipeline, *, quiet: bool) -> None:
-        self._pipeline = pipeline
-        self._quiet = quiet
-        self._before: dict[int, Any] = {}
-        self.asked = False
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._stop)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, _frame: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self._pipeline.stop()
-        if not self._quiet:
-            print("\nstopping after the batch in hand; once more to stop at once", file=sys.stderr)
 
 
 class _Counter:

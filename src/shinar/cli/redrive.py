@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.common import Progress, add_output, add_settings, address, emit, settings_of
+from shinar.cli.common import Progress, Stopper, add_output, add_settings, address, emit, settings_of
 from shinar.cli.redrive_jobs import cancel, print_receipt, reason, show_list, show_status, undo_plan
 from shinar.errors import Cancelled, ConfigError
 
@@ -139,8 +138,8 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
 def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int | None) -> int:
     progress = Progress("redrive", total, quiet=args.quiet)
     redrive.progress = progress.add
-    _stop_on_signals(redrive)
-    receipt = redrive.run(job) if job is not None else redrive.run()
+    with Stopper(redrive.stop, quiet=args.quiet):
+        receipt = redrive.run(job) if job is not None else redrive.run()
     progress.done()
     return _hand_over(args, redrive.ledger, receipt)
 
@@ -155,18 +154,6 @@ def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt) -> in
             print(note, file=sys.stderr)
         print(f"go on with: shinar redrive resume {receipt.job}", file=sys.stderr)
     return 0 if receipt.adds_up else 1
-
-
-def _stop_on_signals(redrive: Redrive) -> None:
-    """The first Ctrl-C finishes the batch in hand and tidies up, the second leaves at once."""
-
-    def first(number: int, _frame: object) -> None:
-        print("stopping: the batch in hand is finished first", file=sys.stderr)
-        redrive.stop()
-        signal.signal(number, signal.default_int_handler)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, first)
 
 
 def _confirm(count: int) -> None:
@@ -248,8 +235,8 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
     redrive = _redrive(args, settings, ledger, parse(text), job.queue, spec)
     progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
     redrive.progress = progress.add
-    _stop_on_signals(redrive)
-    receipt = redrive.resume(job.id)
+    with Stopper(redrive.stop, quiet=args.quiet):
+        receipt = redrive.resume(job.id)
     progress.done()
     return _hand_over(args, redrive.ledger, receipt)
 
