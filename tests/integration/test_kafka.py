@@ -409,6 +409,33 @@ def test_a_restarted_server_is_found_again_and_loses_nothing(kafka):
     assert wanted <= set(seen) <= wanted | {envelope(77)}
 
 
+def test_while_no_position_is_stored_nothing_more_is_handed_out(kafka):
+    """However much of the topic the client has fetched: all of it would come again."""
+    broker = kafka.open(timeout_s=3, reinject=0)
+    body = envelope(0)
+    for _ in range(12):
+        broker.publish(kafka.topic, [Outgoing(body)] * 5_000)
+    handled = 0
+
+    def handle(until: int) -> None:
+        nonlocal handled
+        while handled < until:
+            got = broker.reserve(kafka.topic, 50, 1.0)
+            broker.ack(got)
+            handled += len(got)
+            time.sleep(0.005)
+
+    handle(500)
+    kafka.server.stop()
+    try:
+        with pytest.raises(BrokerUnavailable):
+            handle(60_000)
+    finally:
+        kafka.server.start()
+    # A second's worth; without an end to it, all that was fetched.
+    assert handled < 25_000
+
+
 @pytest.mark.live("kafka", tls=True)
 def test_tls_with_a_checked_certificate(server):
     broker = connect(f"{server.url}/?tls=1&tls_ca={server.tls.ca}&timeout_s=10")

@@ -23,7 +23,7 @@ from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException,
 from shinar.brokers.contract import Delivery, Lapsed
 from shinar.brokers.kafka_client import BROKER, Settings, Watch, group_config, kafka_errors, our_error
 from shinar.brokers.kafka_record import delivery_of
-from shinar.brokers.kafka_track import Receipt, Track
+from shinar.brokers.kafka_track import HandedBack, Receipt, Track, Unstored, any_unstored
 from shinar.clock import Clock
 from shinar.errors import BrokerUnavailable, ShinarError
 
@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE_S: Final = 0.5
 #: Between two commits, and between two looks for the answer, which is only heard in a poll.
 _ANSWER_S: Final = 0.02
-#: How long `flush` waits for it.
+#: How long `flush` waits for it; and a reserve, when it is overdue.
 _FLUSH_S: Final = 5.0
+_STORE_S: Final = 2.0
 #: Longest single wait inside the client, so that Ctrl-C and close are noticed.
 _SLICE_S: Final = 1.0
 #: Records the keeper may have taken ahead before it pauses the partitions.
@@ -57,8 +58,8 @@ class Feed:
         #: Partitions taken away in a rebalance that may yet give them back (eager groups).
         self._between: dict[int, Track] = {}
         self._ahead: deque[Delivery] = deque()
-        #: Handed back to us, with the time (monotonic) from which they may be handed out again.
-        self._later: list[tuple[float, Delivery]] = []
+        self._later = HandedBack()
+        self._unstored = Unstored()
         self._paused = False
         self.joined = False
         self._fault: ShinarError | None = None
@@ -84,6 +85,7 @@ class Feed:
             with kafka_errors(self.topic, self._watch):
                 self._commit()
                 self._join(wait_s)
+                self._await_stored()
                 out = self._from_ahead(limit)
                 if len(out) < limit:
                     out += self._poll(limit - len(out), 0.0 if out else wait_s)
@@ -98,14 +100,14 @@ class Feed:
                 receipt: Receipt = delivery.receipt
                 if not receipt.track.finish(receipt.offset, receipt.turn):
                     lapsed.append(delivery)
+            self._unstored.finished(self._clock.monotonic_s())
         self._wake.set()
         return tuple(lapsed)
 
     def put_back(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
         """Kafka cannot take a record back, so we hand it out again ourselves. Its offset stays
         uncommitted: if we die first, the next owner of the partition reads it again."""
-        lapsed: list[Delivery] = []
-        due_s = self._clock.monotonic_s() + delay_s
+        lapsed, due_s = [], self._clock.monotonic_s() + delay_s
         with self._state:
             for delivery in deliveries:
                 receipt: Receipt = delivery.receipt
@@ -114,7 +116,7 @@ class Feed:
                 elif not receipt.track.finished(receipt.offset):
                     turn = receipt.track.again(receipt.offset)
                     fresh = msgspec.structs.replace(receipt, turn=turn)
-                    self._later.append((due_s, msgspec.structs.replace(delivery, receipt=fresh)))
+                    self._later.add(due_s, msgspec.structs.replace(delivery, receipt=fresh))
         return tuple(lapsed)
 
     def flush(self) -> None:
@@ -131,8 +133,7 @@ class Feed:
         self._keeper.join()
         with kafka_errors(self.topic):
             self._consumer.close()
-        self._drop(self._tracks)
-        self._drop(self._between)
+        self._drop(self._tracks, self._between)
 
     # -- polling (under `_polling`)
 
@@ -151,6 +152,16 @@ class Feed:
                 )
             self._ahead.extend(self._accept([self._consumer.poll(0.1)]))
 
+    def _await_stored(self) -> None:
+        """A cluster that stores no positions may be away, however many records we have of it."""
+        deadline = self._clock.monotonic_s() + _STORE_S
+        while self._unstored.overdue(now_s := self._clock.monotonic_s()) and self._unsaved():
+            if now_s > deadline:
+                self._complain_if_down()
+                return  # it is there: a long rebalance, perhaps
+            self._ahead.extend(self._accept([self._consumer.poll(_ANSWER_S)]))
+            self._commit()
+
     def _from_ahead(self, limit: int) -> list[Delivery]:
         out = self._ripe(limit)
         while self._ahead and len(out) < limit:
@@ -163,22 +174,8 @@ class Feed:
         return out
 
     def _ripe(self, limit: int) -> list[Delivery]:
-        """Those handed back whose time has come; the lapsed ones among them are forgotten."""
-        if not self._later:
-            return []
-        now_s = self._clock.monotonic_s()
-        ripe: list[Delivery] = []
-        waiting: list[tuple[float, Delivery]] = []
         with self._state:
-            for due_s, delivery in self._later:
-                if not delivery.receipt.held:
-                    continue
-                if due_s <= now_s and len(ripe) < limit:
-                    ripe.append(delivery)
-                else:
-                    waiting.append((due_s, delivery))
-            self._later = waiting
-        return ripe
+            return self._later.ripe(self._clock.monotonic_s(), limit)
 
     def _poll(self, limit: int, wait_s: float) -> list[Delivery]:
         out = self._accept(self._consumer.consume(limit, 0))
@@ -188,7 +185,7 @@ class Feed:
             wait_s = _GRACE_S if self._behind() else 0.0
         deadline = self._clock.monotonic_s() + wait_s
         while not out and (left_s := deadline - self._clock.monotonic_s()) > 0 and not self._closed:
-            due_s = min((when_s for when_s, _ in self._later), default=deadline) - self._clock.monotonic_s()
+            due_s = self._later.next_s(deadline) - self._clock.monotonic_s()
             out = self._accept([self._consumer.poll(max(0.0, min(left_s, due_s, _SLICE_S)))])
             out += self._ripe(limit - len(out))
             self._commit()  # again, if the last one failed
@@ -281,7 +278,7 @@ class Feed:
     def _unsaved(self) -> bool:
         """Is anything finished of which we do not know that the group has stored it?"""
         with self._state:
-            return any(t.sent != t.committed or t.due() is not None for t in self._tracks.values())
+            return any_unstored(self._tracks.values())
 
     def _on_commit(self, error: KafkaError | None, places: list[Any]) -> None:
         with self._state:
@@ -293,6 +290,9 @@ class Feed:
                     track.committed = max(track.committed, place.offset)
                 else:
                     track.sent = track.committed  # ask again
+            if error is None:
+                more = any_unstored(self._tracks.values())
+                self._unstored.stored(self._clock.monotonic_s() if more else None)
 
     # -- rebalances (called by the client inside a poll)
 
@@ -363,13 +363,13 @@ class Feed:
     def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
         log.warning("kafka %s: lost %d partitions; their records go to others", self.topic, len(partitions))
         with self._state:
-            self._drop(self._tracks)
-            self._drop(self._between)
+            self._drop(self._tracks, self._between)
 
-    def _drop(self, tracks: dict[int, Track]) -> None:
-        for track in tracks.values():
-            track.live = False
-        tracks.clear()
+    def _drop(self, *groups: dict[int, Track]) -> None:
+        for tracks in groups:
+            for track in tracks.values():
+                track.live = False
+            tracks.clear()
 
     # -- the keeper's own thread
 

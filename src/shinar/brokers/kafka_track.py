@@ -1,4 +1,4 @@
-"""Which records of a partition are finished, and how far its offset may be committed.
+"""Which records of a partition are finished, how far its offset may be committed, and what goes round again.
 
 Kafka commits a position, not a record: everything below it counts as done. With many records in
 flight the position must therefore stop at the first unfinished one. Pure bookkeeping, no client.
@@ -7,9 +7,16 @@ flight the position must therefore stop at the first unfinished one. Pure bookke
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 import msgspec
+
+from shinar.brokers.contract import Delivery
+
+#: Finished positions that the group has not stored for this long, and no more records are handed out: all
+#: that is handled meanwhile would come again.
+UNSTORED_S: Final = 1.0
 
 
 class Track:
@@ -97,6 +104,11 @@ class Track:
         return at if at > self.sent and (self.sent >= 0 or at > 0) else None
 
 
+def any_unstored(tracks: Iterable[Track]) -> bool:
+    """Is anything finished of which we do not know that the group has stored it?"""
+    return any(track.sent != track.committed or track.due() is not None for track in tracks)
+
+
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     track: Track
     offset: int
@@ -107,3 +119,48 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     @property
     def held(self) -> bool:
         return self.track.holds(self.offset, self.turn)
+
+
+class HandedBack:
+    """Deliveries that go round again, each with the time (monotonic) from which it may."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, Delivery]] = []
+
+    def add(self, due_s: float, delivery: Delivery) -> None:
+        self._waiting.append((due_s, delivery))
+
+    def ripe(self, now_s: float, limit: int) -> list[Delivery]:
+        """Those whose time has come; the lapsed ones among them are forgotten."""
+        ripe: list[Delivery] = []
+        waiting: list[tuple[float, Delivery]] = []
+        for due_s, delivery in self._waiting:
+            if not delivery.receipt.held:
+                continue
+            if due_s <= now_s and len(ripe) < limit:
+                ripe.append(delivery)
+            else:
+                waiting.append((due_s, delivery))
+        self._waiting = waiting
+        return ripe
+
+    def next_s(self, default_s: float) -> float:
+        return min((due_s for due_s, _ in self._waiting), default=default_s)
+
+
+class Unstored:
+    """Since when something finished waits for the group to store it, None: nothing does."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def finished(self, now_s: float) -> None:
+        if self._since_s is None:
+            self._since_s = now_s
+
+    def stored(self, now_s: float | None) -> None:
+        """The group has answered; a time when there is more by now."""
+        self._since_s = now_s
+
+    def overdue(self, now_s: float) -> bool:
+        return self._since_s is not None and now_s - self._since_s > UNSTORED_S
