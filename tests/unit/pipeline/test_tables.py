@@ -110,7 +110,7 @@ def test_a_reader_makes_no_lake(tmp_path: Path) -> None:
 
 
 def test_an_object_store_is_refused_with_advice() -> None:
-    with pytest.raises(ConfigError, match="mounted"):
+    with pytest.raises(ConfigError, match="copy the tables"):
         open_store("s3://bucket/lake")
 
 
