@@ -256,6 +256,18 @@ def test_depth_tells_what_the_broker_knows_and_no_more(case: Case) -> None:
     assert _settles_at(broker, case.queue, "ready", 0)
 
 
+def test_depth_shows_what_lapsed_or_fell_due_though_nobody_reserves(case: Case) -> None:
+    """The pipeline plans by it, and reserves only when there is something."""
+    if case.traits.lease_s is None or not case.traits.depth:
+        pytest.skip("no lease, or no depth")
+    broker = case.connect("lease_s=2")
+    broker.publish(case.queue, [Outgoing(body(1))])
+    take(broker, case.queue, 1)
+    late = [Outgoing(body(2), delay_s=2.0)] if broker.traits.delay else []
+    broker.publish(case.queue, late)
+    assert _settles_at(broker, case.queue, "ready", 1 + len(late))
+
+
 def _settles_at(broker: object, queue: str, name: str, value: int) -> bool:
     """Several brokers count in the background, so give them a moment."""
     deadline = time.monotonic() + 15

@@ -117,6 +117,17 @@ def test_what_a_consumer_without_deadlines_holds_is_seen_and_adopted_when_asked(
         assert (depth.ready, depth.reserved) == (0, 0)
 
 
+def test_who_only_looks_adopts_too(server, raw, queue):
+    with closing(connect(f"{server.url}?adopt_s=1")) as adopting:
+        adopting.publish(queue, [outgoing()])
+        raw.lmove(queue, f"{queue}:processing", "LEFT", "RIGHT")
+        assert adopting.depth(queue).reserved == 1
+        deadline = time.monotonic() + 10
+        while adopting.depth(queue).ready == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert adopting.depth(queue).ready == 1
+
+
 def test_adopting_is_for_the_processing_layout():
     with pytest.raises(ConfigError, match="deadlines for all"):
         connect("redis://127.0.0.1:1?layout=laravel&adopt_s=60")

@@ -136,14 +136,24 @@ class RedisQueue(ABC):
     # -- shared
 
     def depth(self) -> tuple[int, int, int]:
-        """Ready, reserved, delayed."""
+        """Ready, reserved, delayed. What the next reserve brings back, lapsed or due, is ready."""
+        now_s = self._clock.epoch_s()
+        due_s = now_s if self.keys.deadlines else math.floor(now_s)
         with self._client.pipeline(transaction=False) as pipe:
             pipe.llen(self.keys.ready)
             # In the processing layout by the list: other SDKs' consumers write no deadlines.
             (pipe.llen if self.keys.deadlines else pipe.zcard)(self.keys.reserved)
+            pipe.zcount(self.keys.deadlines or self.keys.reserved, "-inf", math.floor(now_s))
             pipe.zcard(self.keys.delayed)
-            ready, reserved, delayed = pipe.execute()
-        return ready, reserved, delayed
+            pipe.zcount(self.keys.delayed, "-inf", due_s)
+            ready, held, lapsed, delayed, due = pipe.execute()
+        lapsed = min(lapsed, held) if self._recovers else 0
+        return ready + lapsed + due, held - lapsed, delayed - due
+
+    @property
+    def _recovers(self) -> bool:
+        """Laravel layout: without a retry_after nobody's lapsed messages are brought back."""
+        return bool(self.keys.deadlines) or self._settings.retry_after_s is not None
 
     def _deadline(self, lease_s: float | None) -> int | None:
         return deadline_score(self._clock.epoch_s(), lease_s)
@@ -193,6 +203,10 @@ class ProcessingQueue(RedisQueue):
             Reservation(raw, f"{stem}{number:08x}".encode(), deadline) for number, raw in enumerate(found, 1)
         ]
         return Batch(taken, float(due) if due else None)
+
+    def depth(self) -> tuple[int, int, int]:
+        self._adopt()  # or whoever only looks, as a stream does, would never see them come back
+        return super().depth()
 
     def _adopt(self) -> None:
         after_s, now_s = self._settings.adopt_s, self._clock.monotonic_s()
