@@ -166,7 +166,7 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     root = Path(os.path.abspath(os.fspath(lake)))
     if "://" in os.fspath(lake):
         raise ConfigError(
-            "must be a folder (disk, NFS); copy the tables from there to a bucket", setting="lake"
+            "must be a folder (local disk, NFS); copy the tables from there to a bucket", setting="lake"
         )
     marker = root / STATE_DIR / "lake.json"
     found = json.loads(marker.read_text())["format"] if marker.exists() else None
