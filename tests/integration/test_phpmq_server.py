@@ -492,7 +492,7 @@ def test_acked_messages_can_be_read_again_from_the_archive(start: Start, opened,
         (b"%d" % n, str(n), b"k") for n in range(5)
     ]
     assert [row.body for row in archive.read(folder, first + 1, first + 3)] == [b"1", b"2"]
-    assert list(archive.read(folder, first, end, queue="other")) == []
+    assert list(archive.read(folder, first, end, ["other"])) == []
     broker.ack(broker.reserve("q", 2, 1))
     assert list(archive.read(folder, first, end)) == rows, "a range is the same rows whenever it is read"
 

@@ -115,6 +115,14 @@ def test_available_now_drains_the_queue_in_bounded_batches(spark, url, broker, t
     assert left == [150, 50, 0]
 
 
+def test_a_stream_may_start_on_an_empty_queue(spark, url, broker, tmp_path):
+    drain(stream(spark, url, tmp_path), tmp_path)
+    bodies = put(broker, 7)
+    for _ in range(2):
+        drain(stream(spark, url, tmp_path), tmp_path)
+        assert sorted(written(spark, tmp_path)) == sorted(bodies)
+
+
 def test_a_second_run_goes_on_where_the_first_stopped(spark, url, broker, tmp_path):
     first = put(broker, 10)
     drain(stream(spark, url, tmp_path), tmp_path)

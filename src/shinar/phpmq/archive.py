@@ -7,7 +7,7 @@ only grow and are never given twice, so a range of them is the same rows wheneve
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -42,8 +42,8 @@ def bounds(folder: Path) -> tuple[int, int]:
     return (end if first is None else first), end
 
 
-def read(folder: Path, start: int, end: int, queue: str | None = None) -> Iterator[Archived]:
-    """The messages at start <= position < end, in order; those of one queue only, if one is named."""
+def read(folder: Path, start: int, end: int, queues: Collection[str] = ()) -> Iterator[Archived]:
+    """The messages at start <= position < end, in order; those of some queues only, if any is named."""
     with closing(_open(folder)) as db:
         position = start
         while position < end:
@@ -55,7 +55,7 @@ def read(folder: Path, start: int, end: int, queue: str | None = None) -> Iterat
             if not rows:
                 return
             for number, name, body, packed, published_ms, settled_ms in rows:
-                if queue is None or queue == name:
+                if not queues or name in queues:
                     extra = unpack_extra(packed)
                     headers, key = (extra.headers, extra.key) if extra else ({}, None)
                     yield Archived(number, name, body, headers, key, published_ms, settled_ms)

@@ -27,7 +27,7 @@ from shinar.pipeline import schema
 from shinar.pipeline.filters import Test, passing, worth_judging
 from shinar.pipeline.judged import judged_batch
 from shinar.pipeline.options import ArchiveOptions
-from shinar.pipeline.segments import read_segment
+from shinar.pipeline.segments import BEGUN, read_segment
 
 #: Bytes of a plain text file per task.
 PIECE_BYTES: Final = 32 << 20
@@ -89,17 +89,28 @@ def _files(path: str) -> list[str]:
             "use shinar.pipeline.judged.judged_frame",
             setting="path",
         )
-    if os.path.isfile(os.path.join(path, DATA_FILE)):
+    if os.path.isfile(os.path.join(path, DATA_FILE)) or os.path.isfile(path):
         return [path]
     if os.path.isdir(path):
         inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
-        return sorted(p for p in inside if os.path.isfile(p) and not _is_mark(os.path.basename(p)))
+        landings = [os.path.dirname(p) for p in inside if os.path.basename(p) == BEGUN]
+        found = (p for p in inside if os.path.isfile(p) and _is_data(os.path.relpath(p, path)))
+        return sorted(p for p in found if all(_is_kept(p, root) for root in landings))
     return sorted(p for p in glob.glob(path) if os.path.isfile(p))
 
 
-def _is_mark(name: str) -> bool:
-    """Not data: hidden files, Spark's _SUCCESS, the marks beside our segments."""
-    return name[0] in "._" or name.endswith(".settled")
+def _is_data(path: str) -> bool:
+    """Not what is hidden or private, as Spark has it: _SUCCESS, _spark_metadata, Delta's log; nor the marks
+    beside our segments."""
+    return not any(part[0] in "._" for part in path.split(os.sep)) and not path.endswith(".settled")
+
+
+def _is_kept(path: str, landing: str) -> bool:
+    """Of a landing only the segments: attempts may hold the same rows again, what is gone is in a sink."""
+    inside = os.path.relpath(path, landing).split(os.sep)
+    if inside[0] == "..":
+        return True
+    return path.endswith(".arrow") and inside[0] not in ("attempts", "gone")
 
 
 def _format(path: str, asked: str) -> str:

@@ -51,6 +51,8 @@ class Planner:
         self._target: dict[str, int] | None = None
         self._last_batch = -1
         self._planned = False
+        #: For a checkpoint that has none yet.
+        self._epoch = uuid.uuid4().hex[:16]
 
     # -- what Spark asks
 
@@ -58,7 +60,7 @@ class Planner:
         return dict(START)
 
     def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset:
-        epoch = start["epoch"] or uuid.uuid4().hex[:16]
+        epoch = start["epoch"] or self._epoch
         landing = self._at(start, epoch, start["batch"])
         if start["batch"] != self._last_batch:
             self._count(landing, start)
@@ -70,6 +72,9 @@ class Planner:
         shares = plan_shares(
             wanted, max_rows, max_bytes, self._options.min_partitions or (os.cpu_count() or 1)
         )
+        # Before any offset names it: a landing that does not know its epoch later on was lost.
+        landing.begin()
+        self._planned = True
         return {
             "stream": self._options.stream_id,
             "epoch": epoch,
@@ -83,11 +88,14 @@ class Planner:
         self._target = {queue: _known(depth) for queue, depth in depths.items()}
 
     def parts(self, start: Offset, end: Offset) -> list[Share]:
+        if end["batch"] == start["batch"]:
+            return []  # Spark begins with such a batch when the queue is empty
         if end["batch"] != start["batch"] + 1:
             raise StoreError(
                 f"asked for batches {start['batch']} to {end['batch']} at once; they come one by one"
             )
         landing = self._at(end, end["epoch"], start["batch"])
+        self._check_landing(landing)
         batch = end["batch"]
         places = [landing.place(batch, part) for part in range(len(end["shares"]))]
         if landing.committed() >= batch:
@@ -101,6 +109,8 @@ class Planner:
 
     def finish(self, end: Offset) -> None:
         """The sink is done with everything up to here."""
+        if not end["epoch"]:
+            return  # the empty batch at the beginning
         self._sweep(self._at(end, end["epoch"], end["batch"]), end["batch"])
 
     def latest_known(self) -> Offset:
@@ -134,6 +144,18 @@ class Planner:
 
     def _owed(self, landing: Landing) -> Owed:
         return Owed(landing.place(0, 0), self._options.url.traits())
+
+    def _check_landing(self, landing: Landing) -> None:
+        if landing.begun():
+            return
+        text = f"{self._options.landing} does not hold this checkpoint's batches: it was deleted or moved"
+        if self._options.fail_on_data_loss:
+            raise StoreError(
+                f"{text}. Messages that were acknowledged and not yet written to the sink were only there. "
+                "Put it back, or set failOnDataLoss=false to go on without them"
+            )
+        log.warning("%s; going on without them (failOnDataLoss=false)", text)
+        landing.begin()
 
     def _sweep(self, landing: Landing, upto: int) -> None:
         for batch in [batch for batch in landing.open_batches() if batch <= upto]:
@@ -211,7 +233,7 @@ class Planner:
         assert self._target is not None
         lease_s = self._options.url.traits().lease_s
         until_s = self._clock.monotonic_s() + (lease_s + LEASE_MARGIN_S if lease_s else UNLEASED_WAIT_S)
-        while not any(depth.ready for depth in depths.values()):
+        while not any(depth.ready and self._target[queue] > 0 for queue, depth in depths.items()):
             held = [queue for queue, depth in depths.items() if depth.reserved and self._target[queue] > 0]
             if not held or self._clock.monotonic_s() > until_s:
                 break

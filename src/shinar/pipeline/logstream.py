@@ -42,17 +42,16 @@ class LogPlanner:
     def latest(
         self, start: dict[str, Any], max_rows: int | None, max_bytes: int | None = None
     ) -> dict[str, Any]:
-        first, end = self._look()
-        since = self._from(start["position"], first)
-        end = end if self._target is None else self._target
+        since = self._from(start["position"])
+        end = self._look()[1] if self._target is None else self._target
         end = end if max_rows is None else min(end, since + max_rows)
-        return {"position": max(end, start["position"])}
+        return {"position": max(end, since)}
 
     def fix_target(self) -> None:
         self._target = self._look()[1]
 
     def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
-        since = self._from(start["position"], self._look()[0])
+        since = self._from(start["position"])
         step = max(1, min(LOG_ROWS, -(-(end["position"] - since) // max(self._options.min_partitions, 1))))
         return [(at, min(at + step, end["position"])) for at in range(since, end["position"], step)]
 
@@ -65,10 +64,13 @@ class LogPlanner:
     def close(self) -> None:
         """Nothing stays open between two questions."""
 
-    def _from(self, position: int, first: int) -> int:
-        if position >= first:
+    def _from(self, position: int) -> int:
+        first, end = self._look()
+        if first <= position <= end:
             return position
         text = f"positions {position} to {first} are gone from the log (retention)"
+        if position > end:
+            text = f"the log ends at {end}, before {position}, where we were: another broker's folder?"
         if self._options.fail_on_data_loss:
             raise StoreError(f"{text}; set failOnDataLoss=false to go on without them")
         log.warning("%s and are left out (failOnDataLoss=false)", text)
@@ -83,6 +85,6 @@ class LogPlanner:
 
 
 def log_rows(part: tuple[int, int], options: LogOptions) -> Iterator[pa.RecordBatch]:
-    found = broker_log.read(Path(options.path), part[0], part[1], options.queue or None)
+    found = broker_log.read(Path(options.path), part[0], part[1], options.queues)
     while messages := list(islice(found, ROWS)):
         yield judged_batch(log_batch(messages))

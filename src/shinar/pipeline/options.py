@@ -144,8 +144,8 @@ class LogOptions:
     """A stream from the embedded broker's log."""
 
     path: str
-    #: "" for all.
-    queue: str
+    #: Empty for all.
+    queues: tuple[str, ...]
     latest: bool
     max_records: int
     #: Positions do not tell sizes.
@@ -167,9 +167,9 @@ class WriteOptions:
 def read_options(raw: Mapping[str, str]) -> BrowseOptions | ArchiveOptions:
     given = _checked(raw, READ_OPTIONS)
     if "path" in given:
-        for name in ("url", "urlenv", "urlfile", "queue"):
+        for name in ("url", "urlenv", "urlfile", "queue", "limit"):
             if name in given:
-                raise ConfigError("an archive is read by path alone; give either path or url", setting=name)
+                raise ConfigError("an archive is read by path alone, and whole", setting=name)
         return ArchiveOptions(
             path=given["path"],
             format=given.get("archiveformat", ""),
@@ -216,7 +216,7 @@ def log_options(raw: Mapping[str, str]) -> LogOptions:
         raise ConfigError("a log is read from earliest or latest", setting="startingOffsets")
     return LogOptions(
         path=given["path"].removeprefix("file://"),
-        queue=given.get("queue", ""),
+        queues=_named(given),
         latest=starting == "latest",
         max_records=_integer(given, "maxRecordsPerTrigger", DEFAULT_RECORDS, least=1),
         min_partitions=_integer(given, "minPartitions", 0) or (os.cpu_count() or 1),
@@ -271,13 +271,16 @@ def _url(given: Mapping[str, str]) -> UrlRef:
 
 
 def _queues(given: Mapping[str, str], url: UrlRef) -> tuple[str, ...]:
-    names = [name.strip() for name in given.get("queue", "").split(",") if name.strip()]
-    names = names or [url.url().queue]
+    names = _named(given) or (url.url().queue,)
     if not names[0]:
         raise ConfigError("is missing; name the queue (or several with commas)", setting="queue")
     if len(set(names)) != len(names):
         raise ConfigError("names a queue twice", setting="queue")
     return tuple(names)
+
+
+def _named(given: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name.strip() for name in given.get("queue", "").split(",") if name.strip())
 
 
 def _landing(given: Mapping[str, str]) -> str:
@@ -308,8 +311,8 @@ def _starting(given: Mapping[str, str], replayable: bool) -> str:
     text = given.get("startingoffsets", "earliest")
     if not replayable and text != "earliest":
         raise ConfigError(
-            "a queue is read from its front; only earliest is possible here (Kafka also knows latest, "
-            'committed and {"partition": offset})',
+            "a queue is read from its front; only earliest is possible here (Kafka also knows latest and "
+            '{"orders": {"0": 42}})',
             setting="startingOffsets",
         )
     return text

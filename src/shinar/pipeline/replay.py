@@ -64,7 +64,7 @@ class ReplayPlanner:
     def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None = None) -> Offset:
         bounds = self._target or self._look()
         left = {
-            (queue, number): max(0, high - self._from(start, queue, number, low))
+            (queue, number): max(0, high - self._from(start, queue, number, (low, high)))
             for queue, parts in bounds.items()
             for number, (low, high) in parts.items()
         }
@@ -74,10 +74,10 @@ class ReplayPlanner:
         allowed = total if max_rows is None else min(total, max_rows)
         end: Offset = {}
         for (queue, number), rows in left.items():
-            low = bounds[queue][number][0]
             # At least one row each, so that no partition starves beside a busy one.
             step = min(rows, max(1, rows * allowed // total)) if rows else 0
-            end.setdefault(queue, {})[str(number)] = self._from(start, queue, number, low) + step
+            since = self._from(start, queue, number, bounds[queue][number])
+            end.setdefault(queue, {})[str(number)] = since + step
         return end
 
     def fix_target(self) -> None:
@@ -88,8 +88,8 @@ class ReplayPlanner:
         found: list[Range] = []
         for queue, parts in end.items():
             for name, until in parts.items():
-                low = bounds.get(queue, {}).get(int(name), (0, 0))[0]
-                since = self._from(start, queue, int(name), low)
+                ends = bounds.get(queue, {}).get(int(name), (0, until))
+                since = self._from(start, queue, int(name), ends)
                 if since < until:
                     found.append(Range(queue, int(name), since, until))
         return _split(found, self._options.min_partitions)
@@ -111,12 +111,16 @@ class ReplayPlanner:
     def close(self) -> None:
         """Nothing stays open between two questions."""
 
-    def _from(self, start: Offset, queue: str, number: int, low: int) -> int:
-        """Where to go on: a new partition from its beginning; what retention took is an error, or is said."""
+    def _from(self, start: Offset, queue: str, number: int, ends: tuple[int, int]) -> int:
+        """Where to go on: a new partition from its beginning. What retention took, or a topic that was made
+        anew, is an error, or is said."""
+        low, high = ends
         since = start.get(queue, {}).get(str(number), low)
-        if since >= low:
+        if low <= since <= high:
             return since
         text = f"{queue}[{number}]: offsets {since} to {low} are gone (retention)"
+        if since > high:
+            text = f"{queue}[{number}] ends at {high}, before {since}, where we were: was it made anew?"
         if self._options.fail_on_data_loss:
             raise StoreError(f"{text}; set failOnDataLoss=false to go on without them")
         log.warning("%s and are left out (failOnDataLoss=false)", text)
@@ -143,6 +147,15 @@ def starting(text: str, bounds: Bounds) -> Offset:
     except (ValueError, AttributeError, TypeError):
         advice = 'is neither earliest nor latest nor JSON such as {"orders": {"0": 42, "1": -2}}'
         raise ConfigError(advice, setting="startingOffsets") from None
+    for queue, numbers in asked.items():
+        for number, offset in numbers.items():
+            low, high = bounds.get(queue, {}).get(number, (0, -1))
+            if high < 0:
+                raise ConfigError(f"there is no partition {number} of {queue!r}", setting="startingOffsets")
+            if offset not in (EARLIEST, LATEST) and not low <= offset <= high:
+                raise ConfigError(
+                    f"{queue}[{number}] holds {low} to {high}, not {offset}", setting="startingOffsets"
+                )
     found: Offset = {}
     for queue, parts in bounds.items():
         for number, (low, high) in parts.items():

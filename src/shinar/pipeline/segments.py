@@ -6,6 +6,7 @@
         attempts/7-0-<attempt>.arrow            what an attempt has taken so far, before it wins or loses
         gone/  kept/                            batches on their way out, or kept for replay
         owed/                                   frozen messages whose ack did not take; see `owed`
+        begun                                   written before any offset names this epoch
         committed                               number of the last batch the sink is done with
 
 Only the driver makes a batch's folder and only the driver takes it away (by one rename), so an attempt that
@@ -32,6 +33,8 @@ from shinar.pipeline import durable, schema
 _WRITE: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _RECEIPTS: Final = b"shinar.receipts"
 _BATCH: Final = "batch-"
+#: The file that says that an epoch has begun.
+BEGUN: Final = "begun"
 
 
 class Chunk(NamedTuple):
@@ -126,6 +129,14 @@ class Landing:
 
     def place(self, batch: int, part: int) -> Place:
         return Place(str(self._root), batch, part)
+
+    def begin(self) -> None:
+        """Mark the epoch as begun, for as long as its checkpoint lives."""
+        if not self.begun():
+            durable.write(self._root / BEGUN, b"")
+
+    def begun(self) -> bool:
+        return (self._root / BEGUN).exists()
 
     def open(self, batch: int) -> None:
         folder = self.place(batch, 0).folder

@@ -17,6 +17,7 @@ from shinar.pipeline.archive import Piece, _lines, pieces, read_piece
 from shinar.pipeline.filters import passing, queues_left, usable, worth_judging
 from shinar.pipeline.judged import judged_batch
 from shinar.pipeline.options import ArchiveOptions
+from shinar.pipeline.segments import Attempt, Chunk, Place
 from unit.pipeline.fuzz import bodies as fuzzed
 
 
@@ -90,6 +91,30 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, name: str, content: bytes
     (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=text):
         rows_of(tmp_path / name)
+
+
+def test_of_a_folder_only_the_data_is_read(tmp_path: Path):
+    """Delta's log, Spark's notes, and what a landing holds beside its segments."""
+    table = pa.table({"body": pa.array([b"{}"] * 4, pa.binary())})
+    for name in ("t/a.parquet", "t/data/b[1].parquet", "t/_delta_log/0.json", "t/_spark_metadata/0", "t/.x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b'{"commitInfo":{}}\n')
+        if name.endswith(".parquet"):
+            pq.write_table(table, tmp_path / name)
+    found = pieces(options_of(tmp_path / "t"))
+    assert {piece.path.rpartition("/")[2] for piece in found} == {"a.parquet", "b[1].parquet"}
+    assert len(pieces(options_of(tmp_path / "t" / "data" / "b[1].parquet"))) == 1
+    landing = tmp_path / "landing" / "epoch"
+    for name in ("begun", "committed", "attempts/1-0-x.arrow", "gone/batch-1/part-0000.arrow", "owed/lock"):
+        (landing / name).parent.mkdir(parents=True, exist_ok=True)
+        (landing / name).write_bytes(b"")
+    Place(str(landing), 2, 0).folder.mkdir()
+    share = Attempt(Place(str(landing), 2, 0))
+    share.write(Chunk.of(judged_batch(pa.record_batch({"body": pa.array([b"{}"], pa.binary())})), None))
+    assert share.publish()
+    for path in (landing, tmp_path / "landing"):
+        (piece,) = pieces(options_of(path))
+        assert piece.path == str(share.place.segment)
 
 
 def test_no_files_and_object_stores_are_refused(tmp_path: Path):

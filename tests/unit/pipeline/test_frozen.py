@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 import time
 import uuid
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shinar.brokers import Broker, Outgoing, connect
+from shinar.brokers import Broker, Depth, Outgoing, connect
 from shinar.brokers.memory import MemoryBroker
 from shinar.envelope import build, encode
 from shinar.errors import BrokerUnavailable, ConfigError, StoreError
@@ -364,6 +365,72 @@ def test_a_committed_batch_that_is_asked_for_again_is_an_error_or_left_out(url, 
     with pytest.raises(StoreError, match="failOnDataLoss"):
         Planner(options).parts(dict(START), end)
     assert Planner(options_of(url, tmp_path, failOnDataLoss="false")).parts(dict(START), end) == []
+
+
+def test_an_empty_batch_at_the_beginning_and_idle_polls_keep_one_epoch(url, broker, tmp_path):
+    """Spark starts on an empty queue with a batch from nothing to nothing."""
+    options = options_of(url, tmp_path)
+    planner = Planner(options)
+    assert planner.latest(dict(START), 10, None) == START
+    assert planner.parts(dict(START), dict(START)) == []
+    planner.finish(dict(START))
+    assert planner.latest(dict(START), 10, None) == START
+    bodies = put(broker, 5)
+    planner._watch.forget()
+    end, rows = run(planner, options, dict(START))
+    assert rows == bodies
+    again = [body for share in Planner(options).parts(dict(START), end) for body in read(share, options)]
+    assert again == rows, "the segments lie where the offset says"
+
+
+def test_a_landing_that_is_gone_is_an_error_or_is_said(url, broker, tmp_path, caplog):
+    """What was frozen there is acknowledged and in no sink."""
+    put(broker, 5)
+    options = options_of(url, tmp_path / "landing")
+    end, _ = run(Planner(options), options, dict(START))
+    shutil.rmtree(tmp_path / "landing")
+    with pytest.raises(StoreError, match="deleted or moved"):
+        Planner(options).parts(dict(START), end)
+    careless = options_of(url, tmp_path / "landing", failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING):
+        assert len(Planner(careless).parts(dict(START), end)) == 1
+    assert "going on without them" in caplog.text
+
+
+def test_a_broker_that_cannot_count_is_tried_once_and_then_now_and_then(url, broker, tmp_path, monkeypatch):
+    monkeypatch.setattr(frozen.DepthWatch, "_ask", lambda self: {"orders": Depth()})
+    bodies = put(broker, 3)
+    options = options_of(url, tmp_path)
+    planner = Planner(options)
+    planner.fix_target()
+    offset, seen = dict(START), []
+    for _ in range(6):
+        after, rows = run(planner, options, offset)
+        if after == offset:
+            break
+        offset, seen = after, seen + rows
+    assert seen == bodies
+    assert after == offset, "AvailableNow ends"
+
+
+def test_available_now_waits_for_each_queue(tmp_path):
+    """One queue goes on growing after its share was taken; the other's messages are with a dead consumer."""
+    url = f"memory://{uuid.uuid4().hex}?lease_s=0.5"
+    broker = connect(url)
+    for queue, count in (("a", 3), ("b", 2)):
+        broker.publish(queue, [Outgoing(encode(build("urn:babel:x:y", {"n": n}))) for n in range(count)])
+    broker.reserve("b", 2, 0)  # by a consumer that dies
+    options = options_of(url, tmp_path, queue="a,b")
+    planner = Planner(options)
+    planner.fix_target()
+    broker.publish("a", [Outgoing(b"{}")] * 10)
+    offset, seen = dict(START), []
+    for _ in range(6):
+        after, rows = run(planner, options, offset, rows=100)
+        if after == offset:
+            break
+        offset, seen = after, seen + rows
+    assert len(seen) == 5
 
 
 def test_kept_segments_can_be_replayed(url, broker, tmp_path):

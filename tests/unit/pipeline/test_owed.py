@@ -15,6 +15,7 @@ from shinar.pipeline import freeze, owed
 from shinar.pipeline.freeze import Share, frozen_rows
 from shinar.pipeline.frozen import START, Planner
 from shinar.pipeline.options import StreamOptions, stream_options
+from shinar.pipeline.segments import Landing
 
 #: Twins in every byte, among others.
 EQUAL = b"{"
@@ -104,6 +105,7 @@ def test_a_twin_of_the_same_batch_knows_what_its_neighbour_froze(server, tmp_pat
     options = options_of(tmp_path, server.url, queue)
     planner = Planner(options)
     end = {**START, "stream": "default", "epoch": "e", "batch": 1, "shares": [(queue, 12, None)] * 2}
+    Landing(tmp_path / "landing" / "default" / "e").begin()
     first, second = planner.parts(dict(START), end)
     frozen = dies_before_the_ack(first, options, monkeypatch)
     assert len(frozen) == 12

@@ -72,6 +72,20 @@ def test_what_retention_took_is_an_error_or_is_left_out(monkeypatch):
     }
 
 
+def test_an_offset_beyond_the_end_is_another_topic(monkeypatch):
+    at = {"q": {"0": 500}}
+    with pytest.raises(StoreError, match="ends at 20, before 500"):
+        planner(monkeypatch, {0: (0, 20)}).latest(at, None)
+    careless = planner(monkeypatch, {0: (0, 20)}, fail_on_data_loss=False)
+    assert careless.latest(at, None) == {"q": {"0": 20}}
+
+
+@pytest.mark.parametrize("text", ['{"x":{"0":1}}', '{"t":{"7":1}}', '{"t":{"0":21}}', '{"t":{"0":-3}}'])
+def test_starting_offsets_that_are_not_there_are_refused(text):
+    with pytest.raises(ConfigError, match="startingOffsets"):
+        starting(text, {"t": {0: (0, 20)}})
+
+
 def test_starting_offsets():
     bounds = {"q": {0: (1, 9), 1: (2, 8)}}
     assert starting("earliest", bounds) == {"q": {"0": 1, "1": 2}}
