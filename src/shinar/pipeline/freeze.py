@@ -210,7 +210,9 @@ def _give_back(broker: Broker, taken: list[Delivery]) -> None:
 
 def _acknowledge(broker: Broker, place: Place, taken: list[Delivery]) -> None:
     try:
-        lapsed = [delivery for part in _parts(taken) for delivery in broker.ack(part)]
+        # Where nobody can repeat the ack, all of it or none: half of it would leave half a debt (see `owed`).
+        parts = _parts(taken) if broker.traits.portable_receipts else [taken]
+        lapsed = [delivery for part in parts for delivery in broker.ack(part)]
         if taken and not broker.traits.portable_receipts:
             # Such a broker does not answer an ack. The next answer on the connection shows that it arrived.
             broker.depth(taken[-1].queue)

@@ -7,7 +7,9 @@ its segment and its ack. The rows are in the segment then, so the message must n
                                     <batch>-<part>.came     digests of those that came, and were acknowledged
 
 A message is known by queue, position and bytes. Where a broker gives no position, two messages equal in every
-byte cannot be told apart: then it is their number that is right. Files only; settles nothing itself.
+byte cannot be told apart: then it is their number that is right. Where it takes no ack from another process
+either, we may not know whether all of a segment was acknowledged or nothing of it. Then it is a debt only once
+a good part of it comes again together. Files only; settles nothing itself.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ from shinar.settlement.traits import Traits
 _SIZE: Final = 16
 #: What has not come again by then was acknowledged after all.
 KEPT_S: Final = 86_400.0
+#: What must come again together to show that a segment was not acknowledged: so many messages, or half of a
+#: small one; and this part of all second deliveries beside them.
+LEAST_MET: Final = 10
+LEAST_SHARE: Final = 0.2
 
 
 def may_be_second(delivery: Delivery, traits: Traits) -> bool:
@@ -75,11 +81,13 @@ class Owed:
         self._folder.mkdir(exist_ok=True)
         with open(self._folder / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            marks = [stamp(delivery.queue, delivery.position, delivery.body) for delivery in suspects]
             debts = {name: self._open_debts(name, stamps) for name, stamps in self._sources(suspects).items()}
+            if not self._traits.portable_receipts and not suspects[0].position:
+                debts = {name: debt for name, debt in debts.items() if self._is_real(name, debt, marks)}
             again: list[Delivery] = []
             came: dict[str, list[bytes]] = {}
-            for delivery in suspects:
-                mark = stamp(delivery.queue, delivery.position, delivery.body)
+            for delivery, mark in zip(suspects, marks, strict=True):
                 for name, debt in debts.items():
                     if debt[mark] > 0:
                         debt[mark] -= 1
@@ -123,6 +131,15 @@ class Owed:
         if came.exists():
             debts.subtract(_stamps(came.read_bytes()))
         return debts
+
+    def _is_real(self, name: str, debt: Counter[bytes], marks: Sequence[bytes]) -> bool:
+        """Some of it has come before, or so much of it is among these second deliveries that they are no
+        chance: messages equal to one of it, which a dead consumer happened to hold."""
+        if (self._folder / f"{name}.came").exists():
+            return True
+        once = {mark for mark, count in debt.items() if count == 1} or {m for m, c in debt.items() if c > 0}
+        met = len(once.intersection(marks))
+        return met >= min(LEAST_MET, -(-len(once) // 2)) and met >= LEAST_SHARE * len(marks)
 
     def _segment(self, path: Path) -> Counter[bytes]:
         if path not in self._segments:

@@ -115,6 +115,31 @@ def test_a_twin_of_the_same_batch_knows_what_its_neighbour_froze(server, tmp_pat
     broker.close()
 
 
+@pytest.mark.live("rabbitmq")
+def test_what_was_acknowledged_after_all_swallows_no_message_equal_to_it(server, tmp_path, monkeypatch):
+    """The task died between the ack and its mark. Equal messages come later, and come a second time because
+    a consumer that held them died: they are news all the same."""
+    queue = f"owed.{uuid.uuid4().hex}"
+    broker = connect(server.url)
+    bodies = bodies_of(40)
+    broker.publish(queue, [Outgoing(body=body) for body in bodies])
+    options = options_of(tmp_path, server.url, queue)
+    planner = Planner(options)
+    end = planner.latest(dict(START), 40, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(freeze.Place, "mark_settled", lambda self: None)
+        frozen = [body for share in planner.parts(dict(START), end) for body in read(share, options)]
+    assert Counter(frozen) == Counter(bodies)
+    later = [EQUAL] * 3 + bodies[1:3] + bodies_of(60)[40:]
+    broker.publish(queue, [Outgoing(body=body) for body in later])
+    doomed = connect(server.url)
+    assert len(doomed.reserve(queue, 100, 5.0)) == len(later)
+    doomed.close()
+    assert Counter(drained(options, end, finish=end)) == Counter(later)
+    planner.close()
+    broker.close()
+
+
 def test_a_reservation_that_ended_meanwhile_starts_the_attempt_again(tmp_path, monkeypatch):
     url = f"sqlite://{tmp_path}/q.db?lease_s=2"
     broker = connect(url)
