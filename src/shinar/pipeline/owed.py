@@ -8,8 +8,8 @@ its segment and its ack. The rows are in the segment then, so the message must n
 
 A message is known by queue, position and bytes. Where a broker gives no position, two messages equal in every
 byte cannot be told apart: then it is their number that is right. Where it takes no ack from another process
-either, we may not know whether all of a segment was acknowledged or nothing of it. Then it is a debt only once
-a good part of it comes again together. Files only; settles nothing itself.
+either, we may not know whether all of a segment was acknowledged or nothing of it. It is a debt only once a
+good part of it comes again together. Files only; settles nothing itself.
 """
 
 from __future__ import annotations
