@@ -35,6 +35,16 @@ from shinar.pipeline.options import WriteOptions
 BUILD_COLUMNS: Final = ("urn", "data", "trace_id", "id", "queue", "headers", "key", "delay_s")
 #: Beside `body`, these are used; the other columns of our own schema may ride along unused.
 PASS_COLUMNS: Final = ("body", "queue", "headers", "key", "delay_s")
+#: What each of them may be, by the beginning of Spark's own words for types, and how to get there.
+_TEXT: Final = (("string", "varchar", "char"), "cast(... as string)")
+COLUMN_TYPES: Final = {
+    **dict.fromkeys(("urn", "trace_id", "id", "queue"), _TEXT),
+    "body": (("binary", *_TEXT[0]), "cast(... as binary)"),
+    "key": (("binary", *_TEXT[0]), "cast(... as string)"),
+    "data": ((*_TEXT[0], "struct<", "map<string,"), "to_json(...)"),
+    "headers": (("map<string,string>", "void"), "transform_values(headers, (k, v) -> cast(v as string))"),
+    "delay_s": (("double", "float", "int", "bigint", "smallint", "decimal", "void"), "cast(... as double)"),
+}
 #: Where Spark tells a task which query and micro-batch it works for.
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -55,7 +65,7 @@ class Origin:
 
 class ShinarWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, columns: StructType) -> None:
-        check_columns(columns.names, options)
+        check_columns(columns, options)
         self._options = options
         # Without a jobId only the attempts of this one job share their ids.
         self._job = options.job_id or uuid.uuid4().hex
@@ -68,7 +78,7 @@ class ShinarWriter(DataSourceArrowWriter):
 
 class ShinarStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, columns: StructType) -> None:
-        check_columns(columns.names, options)
+        check_columns(columns, options)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -85,7 +95,8 @@ class ShinarStreamWriter(DataSourceStreamArrowWriter):
         """What a failed task had published is out; its second run says so by the same ids."""
 
 
-def check_columns(names: list[str], options: WriteOptions) -> None:
+def check_columns(columns: StructType, options: WriteOptions) -> None:
+    names = columns.names
     passing = "body" in names
     known = (*PASS_COLUMNS, *schema.NAMES) if passing else BUILD_COLUMNS
     for name in names:
@@ -93,6 +104,11 @@ def check_columns(names: list[str], options: WriteOptions) -> None:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"the sink has no use for this column; {hint} Or drop it", setting=name)
+    for field in columns if not passing else [field for field in columns if field.name in PASS_COLUMNS]:
+        kinds, advice = COLUMN_TYPES[field.name]
+        kind = field.dataType.simpleString()
+        if not kind.startswith(kinds):
+            raise ConfigError(f"a column {kind} cannot be sent; write {advice}", setting=field.name)
     if not passing and not {"urn", "data"} <= set(names):
         raise ConfigError("the sink needs a column body, or urn and data", setting="columns")
     if not options.queue and "queue" not in names:
@@ -110,7 +126,10 @@ def publish_rows(
     try:
         for batch in batches:
             by_queue: dict[str, list[Outgoing]] = {}
+            shape = batch.schema.field("data").type if "data" in batch.schema.names else pa.null()
             for row in batch.to_pylist():
+                if pa.types.is_nested(shape):
+                    row["data"] = _plain(row["data"], shape)
                 queue = options.queue or row.get("queue") or ""
                 if not queue:
                     raise ConfigError(
@@ -139,7 +158,7 @@ def _outgoing(
     headers = row.get("headers")
     return Outgoing(
         body=body,
-        headers=dict(headers) if headers else NOTHING,
+        headers={name: text for name, text in headers if text is not None} if headers else NOTHING,
         key=_as_bytes(row.get("key")),
         delay_s=float(row.get("delay_s") or 0.0),
     )
@@ -159,9 +178,11 @@ def _built(row: dict[str, Any], queue: str, options: WriteOptions, digest: bytes
     own_id = row.get("id") or str(uuid.UUID(bytes=digest[:16], version=5))
     trace_id = row.get("trace_id") or str(uuid.UUID(bytes=digest[16:], version=5))
     data = row["data"]
+    if data is None:
+        raise ContractError("a row has no data; filter such rows out, or send '{}'", pointer="/data")
     exact = isinstance(data, str)
     meta = Meta(own_id, queue, options.lang or SOURCE_LANG, SCHEMA_VERSION, clock.epoch_ms())
-    body = encode(Message(row["urn"] or "", trace_id, {} if exact else _plain(data), meta, 0))
+    body = encode(Message(row["urn"] or "", trace_id, {} if exact else data, meta, 0))
     if exact:
         text = data.encode()
         if not isinstance(parse_strict(text), dict):
@@ -178,11 +199,17 @@ def _built(row: dict[str, Any], queue: str, options: WriteOptions, digest: bytes
     return body
 
 
-def _plain(data: Any) -> dict[str, Any]:
-    """A struct or map column as a JSON object; the driver's types that JSON lacks become text."""
-    value = dict(data) if isinstance(data, list) else data
-    plain: dict[str, Any] = msgspec.to_builtins(value or {}, str_keys=True)
-    return plain
+def _plain(value: Any, shape: pa.DataType) -> Any:
+    """A struct or map as a JSON object; what JSON lacks (decimals, times, bytes) becomes text."""
+    if value is None:
+        return None
+    if pa.types.is_map(shape):
+        return {str(key): _plain(item, shape.item_type) for key, item in value}
+    if pa.types.is_struct(shape):
+        return {field.name: _plain(value[field.name], field.type) for field in shape}
+    if pa.types.is_list(shape) or pa.types.is_large_list(shape):
+        return [_plain(item, shape.value_type) for item in value]
+    return msgspec.to_builtins(value)
 
 
 def _as_bytes(value: Any) -> bytes | None:

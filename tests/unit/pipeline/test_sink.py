@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
+from pyspark.sql.types import StructField, StructType
 
 from shinar.brokers import Broker
 from shinar.envelope import judge
@@ -13,6 +16,15 @@ from shinar.pipeline.options import UrlRef, WriteOptions
 from shinar.pipeline.sink import Origin, check_columns, publish_rows
 
 HERE = Origin("job", "7", 0)
+KINDS = {
+    "int": T.IntegerType(),
+    "double": T.DoubleType(),
+    "string": T.StringType(),
+    "binary": T.BinaryType(),
+    "variant": T.VariantType(),
+    "array<string>": T.ArrayType(T.StringType()),
+    "map<string,int>": T.MapType(T.StringType(), T.IntegerType()),
+}
 
 
 @pytest.fixture
@@ -30,6 +42,12 @@ def broker(options: WriteOptions) -> Iterator[Broker]:
 
 def batches(**columns: list) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+
+
+def columns(text: str) -> StructType:
+    """As Spark writes a schema: a int, b string."""
+    fields = [field.rsplit(" ", 1) for field in text.split(", ")]
+    return StructType([StructField(name, KINDS[kind]) for name, kind in fields])
 
 
 def sent(broker: Broker, queue: str = "out") -> list:
@@ -99,9 +117,47 @@ def test_a_row_without_a_body_is_an_error(options):
 
 
 def test_columns_nobody_uses_are_refused(options):
-    check_columns(["body", "verdict", "dl_reason"], options)
-    check_columns(["urn", "data", "delay_s"], options)
+    check_columns(columns("body binary, verdict string, dl_reason string"), options)
+    check_columns(columns("urn string, data string, delay_s double"), options)
     with pytest.raises(ConfigError, match="did you mean trace_id"):
-        check_columns(["urn", "data", "traceid"], options)
+        check_columns(columns("urn string, data string, traceid string"), options)
+    nowhere = WriteOptions(url=options.url, queue="", job_id="", batch_size=1, lang="")
     with pytest.raises(ConfigError, match="is missing"):
-        check_columns(["body"], WriteOptions(url=options.url, queue="", job_id="", batch_size=1, lang=""))
+        check_columns(columns("body binary"), nowhere)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "body int",
+        "body binary, key int",
+        "body binary, headers map<string,int>",
+        "body binary, delay_s string",
+        "urn string, data int",
+        "urn string, data array<string>",
+        "urn string, data variant",
+        "urn int, data string",
+    ],
+)
+def test_columns_of_a_type_that_cannot_be_sent_are_refused_before_a_row_is(text, options):
+    with pytest.raises(ConfigError, match="cannot be sent; write"):
+        check_columns(columns(text), options)
+
+
+def test_structs_and_maps_become_objects_at_any_depth(options, broker):
+    inner = pa.map_(pa.string(), pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.decimal128(5, 2)))])))
+    shape = pa.struct([("a", inner), ("n", pa.int64()), ("gone", pa.string())])
+    value = {"a": [("k", [{"m": [("x", Decimal("1.50"))]}])], "n": 2**60, "gone": None}
+    rows = {"urn": pa.array(["urn:a"]), "data": pa.array([value], shape)}
+    publish_rows(iter([pa.record_batch(rows)]), options, HERE)
+    (message,) = sent(broker)
+    assert message.data == {"a": {"k": [{"m": {"x": "1.50"}}]}, "n": 2**60, "gone": None}
+
+
+def test_headers_without_a_value_are_left_out_and_data_must_be_there(options, broker):
+    headers = pa.array([[("a", None), ("b", "c")]], pa.map_(pa.string(), pa.string()))
+    publish_rows(iter([pa.record_batch({"body": pa.array([b"{}"]), "headers": headers})]), options, HERE)
+    (delivery,) = broker.browse("out")
+    assert dict(delivery.headers) == {"b": "c"}
+    with pytest.raises(ContractError, match="no data"):
+        publish_rows(batches(urn=["urn:a"], data=pa.array([None], pa.string())), options, HERE)
