@@ -6,10 +6,13 @@ Read by the Python process that judges them, in pieces that fit a task. Knows no
 from __future__ import annotations
 
 import base64
+import binascii
 import glob
 import gzip
 import os
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,7 +60,9 @@ def pieces(options: ArchiveOptions) -> list[Piece]:
     size = sum(os.path.getsize(path) for path in files)  # of a folder: too small, and unused
     step = min(PIECE_BYTES, max(1, size // options.min_partitions)) if options.min_partitions else PIECE_BYTES
     for path in files:
-        found += _FORMATS[_format(path, options.format)].pieces(path, step)
+        kind = _format(path, options.format)
+        with _whole(path, kind):
+            found += _FORMATS[kind].pieces(path, step)
     return found
 
 
@@ -69,7 +74,7 @@ def parquet_files(path: str, asked: str = "") -> list[str]:
 
 
 def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> Iterator[pa.RecordBatch]:
-    for batch in _FORMATS[piece.format].read(piece):
+    for batch in _batches(piece):
         if batch.schema != schema.ARROW:
             batch = judged_batch(worth_judging(batch, tests))
         batch = passing(batch, tests)
@@ -79,6 +84,20 @@ def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> 
                 batch = batch.set_column(schema.NAMES.index(name), schema.ARROW.field(name), nothing)
         if batch.num_rows:
             yield batch
+
+
+def _batches(piece: Piece) -> Iterator[pa.RecordBatch]:
+    with _whole(piece.path, piece.format):
+        yield from _FORMATS[piece.format].read(piece)
+
+
+@contextmanager
+def _whole(path: str, kind: str) -> Iterator[None]:
+    """A file that is cut off or something else is told as one, by name."""
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error, binascii.Error, pa.ArrowException) as exc:
+        raise StoreError(f"{path} is damaged, or no {kind}: {exc}") from exc
 
 
 def _files(path: str) -> list[str]:
@@ -225,11 +244,15 @@ def _parsed(line: bytes, where: str) -> _Record:
 
 
 def _body(record: _Record) -> bytes:
-    return record.body.encode() if record.body is not None else base64.b64decode(record.body_base64 or "")
+    return record.body.encode() if record.body is not None else _decoded(record.body_base64 or "")
 
 
 def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
+    return None if text is None else _decoded(text)
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 # -- Parquet: a column `body`, and any of the delivery columns

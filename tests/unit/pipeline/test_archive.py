@@ -117,6 +117,23 @@ def test_of_a_folder_only_the_data_is_read(tmp_path: Path):
         assert piece.path == str(share.place.segment)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.jsonl.gz", gzip.compress(b'{"a":1}\n' * 1000)[:-20]),
+        ("none.jsonl.gz", b"plain text"),
+        ("empty.parquet", b""),
+        ("junk.arrow", b"junk"),
+        ("bad.export.jsonl", b'{"body_base64":"@@@@"}'),
+        ("bad2.export.jsonl", b'{"body_base64":"abc"}'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(StoreError, match=name):
+        rows_of(tmp_path / name)
+
+
 def test_no_files_and_object_stores_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no files"):
         rows_of(tmp_path)
