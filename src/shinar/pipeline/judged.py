@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from shinar.envelope import Kind, Verdict, judge
 from shinar.envelope.model import MAX_DEPTH, Int64
 from shinar.envelope.text import scan_object
+from shinar.errors import ConfigError
 from shinar.pipeline import schema
 from shinar.pipeline.suspects import suspicious_rows
 
@@ -137,6 +138,8 @@ def judged_frame(archive: DataFrame) -> DataFrame:
 
 
 def raw_columns(archive: DataFrame) -> list[str]:
+    if "body" not in archive.columns:
+        raise ConfigError(f"there is no column body; there are {', '.join(archive.columns)}", setting="body")
     return [name for name in archive.columns if name in _DELIVERY_TYPES]
 
 

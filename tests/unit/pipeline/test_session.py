@@ -1,4 +1,4 @@
-"""One application, several sessions: each can have the source."""
+"""What users hand us of Spark: several sessions in one application, frames of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from shinar.errors import ConfigError
+from shinar.pipeline.judged import judged_frame
 from shinar.pipeline.session import register
 from unit.pipeline.lakes import envelope, spark
 
@@ -20,3 +22,8 @@ def test_a_second_session_gets_the_source_too(tmp_path: Path) -> None:
     for session in (first, second, first):
         rows = register(session).read.format("shinar").load(str(tmp_path / "bodies.jsonl"))
         assert [row.id for row in rows.orderBy("id").collect()] == ["id-1", "id-2"]
+
+
+def test_a_frame_without_bodies_is_refused_before_a_task_runs() -> None:
+    with pytest.raises(ConfigError, match="no column body; there are text"):
+        judged_frame(spark().createDataFrame([("x",)], "text string"))
