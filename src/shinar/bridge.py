@@ -7,6 +7,8 @@ the confirmation and the ack sends those messages again; consumers find them by 
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -16,7 +18,8 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import BodyTooLarge, ShinarError, Unsupported
+from shinar.errors import ConfigError, PublishFailed, ShinarError
+from shinar.settlement import Traits, refuses_message
 
 #: Messages taken, sent and acknowledged at once, at most; fewer where a rate is asked for.
 BATCH: Final = 500
@@ -24,6 +27,8 @@ BATCH: Final = 500
 WAIT_S: Final = 2.0
 #: More messages than this that the target can never take, and the bridge stops: it is the wrong target.
 MOST_REFUSED: Final = 10_000
+#: Longest sleep between two looks at a stop, while a rate is kept.
+SLICE_S: Final = 0.2
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -31,10 +36,14 @@ class Counts(msgspec.Struct, frozen=True):
 
     received: int = 0
     sent: int = 0
-    #: The target can never take these (too large, not text); they stay on the source.
+    #: The target can never take these (too large, not text); they stay on the source, or went aside.
     refused: int = 0
     #: Sent, but the source's lease had ended: the source will hand them out again.
     lapsed: int = 0
+    #: Which message was refused first, and why.
+    refusal: str = ""
+    #: Why the bridge ended before the source was empty, if it is not what was asked for.
+    stopped: str = ""
 
     @property
     def adds_up(self) -> bool:
@@ -51,6 +60,15 @@ class Plan(msgspec.Struct, frozen=True):
     limit: int | None = None
     rate_per_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.rate_per_s is not None and not (math.isfinite(self.rate_per_s) and self.rate_per_s > 0):
+            raise ConfigError("must be a number of messages a second, more than 0", setting="rate")
+
+
+class Place(msgspec.Struct, frozen=True):
+    broker: Broker
+    queue: str
+
 
 def bridge(
     source: Broker,
@@ -59,6 +77,7 @@ def bridge(
     target_queue: str,
     plan: Plan = Plan(),  # noqa: B008  # frozen
     *,
+    refused_to: Place | None = None,
     stop: Callable[[], bool] = lambda: False,
     clock: Clock = SYSTEM,
 ) -> Iterator[Counts]:
@@ -66,46 +85,155 @@ def bridge(
     sent is handed back to the source."""
     counts = Counts()
     held = _Held(source, clock)
-    batches = _browsed(source, source_queue, plan) if plan.copy else _reserved(source, source_queue, plan)
-    started_s = clock.monotonic_s()
+    halts = _never if plan.copy or refused_to is not None else _halting(source.traits)
+    batches = (
+        _browsed(source, source_queue, plan) if plan.copy else _reserved(source, source_queue, plan, held)
+    )
+    next_s = clock.monotonic_s()
     try:
         for batch in batches:
+            # From when the batch is here: time without messages is no credit for later.
+            next_s = max(next_s, clock.monotonic_s())
             if not plan.copy:
                 held.add(batch)
-            refused = _send(target, target_queue, batch)
-            known = set(map(id, refused))
-            sent = [delivery for delivery in batch if id(delivery) not in known]
-            lapsed = 0 if plan.copy else len(held.ack(sent))
-            counts = Counts(
-                counts.received + len(batch),
-                counts.sent + len(sent),
-                counts.refused + len(refused),
-                counts.lapsed + lapsed,
-            )
+            load = _Load(Place(target, target_queue), halts)
+            failure: ShinarError | None = None
+            aside: list[Delivery] = []
+            try:
+                load.send(batch)
+                if refused_to is not None and load.refused:
+                    _set_aside(refused_to, load.refused)
+                    aside = load.refused
+            except ShinarError as exc:
+                failure = exc
+            lapsed = 0 if plan.copy else len(held.ack(load.sent + aside))
+            counts = _added(counts, load, lapsed)
             yield counts
-            if stop() or counts.refused > MOST_REFUSED:
+            if failure is not None:
+                raise failure
+            if counts.stopped or stop():
                 return
             if plan.rate_per_s:
-                ahead_s = counts.sent / plan.rate_per_s - (clock.monotonic_s() - started_s)
-                clock.sleep(max(ahead_s, 0.0))
+                next_s += len(load.sent) / plan.rate_per_s
+                _rest(next_s, clock, held, stop)
             held.keep()
+            if stop():
+                return
     finally:
         held.hand_back()
 
 
-def _send(target: Broker, queue: str, batch: list[Delivery]) -> list[Delivery]:
-    """Publishes them, confirmed; returns those the target can never take."""
-    refused = [delivery for delivery in batch if not _fits(target, delivery)]
-    known = set(map(id, refused))
-    rest = [delivery for delivery in batch if id(delivery) not in known]
+def _added(counts: Counts, load: _Load, lapsed: int) -> Counts:
+    refused = counts.refused + len(load.refused)
+    stopped = load.halted
+    if refused > MOST_REFUSED:
+        stopped = f"stopped: more than {MOST_REFUSED:,} messages refused; is this the right target?"
+    return Counts(
+        counts.received + len(load.sent) + len(load.refused),
+        counts.sent + len(load.sent),
+        refused,
+        counts.lapsed + lapsed,
+        counts.refusal or load.refusal,
+        stopped,
+    )
+
+
+def _halting(traits: Traits) -> Callable[[Delivery], bool]:
+    """Where a refused message may not be passed by: a log comes again from its first unfinished record
+    on, and a message with a key holds up those behind it, or would be overtaken by them."""
+    if traits.replayable:
+        return lambda _: True
+    return (lambda delivery: delivery.key is not None) if traits.ordered else _never
+
+
+def _never(_: Delivery) -> bool:
+    return False
+
+
+class _Load:
+    """A batch on its way: what the target confirmed, and what it can never take."""
+
+    def __init__(self, target: Place, halts: Callable[[Delivery], bool]) -> None:
+        self._target, self._halts = target, halts
+        self.sent: list[Delivery] = []
+        self.refused: list[Delivery] = []
+        self.refusal = ""
+        #: Says why nothing behind the last refused one was sent; "" when all of the batch was dealt with.
+        self.halted = ""
+
+    def send(self, batch: list[Delivery]) -> None:
+        fitting: list[Delivery] = []
+        for delivery in batch:
+            why = _misfit(self._target.broker.traits, delivery)
+            if not why:
+                fitting.append(delivery)
+            elif self._halts(delivery):
+                self._publish(fitting)
+                if not self.halted:
+                    self._refuse(delivery, why)
+                return
+            else:
+                self._refuse(delivery, why)
+        self._publish(fitting)
+
+    def _publish(self, batch: list[Delivery]) -> None:
+        if not batch or self.halted:
+            return
+        try:
+            _publish(self._target, batch)
+        except PublishFailed as exc:
+            missing = set(exc.unconfirmed)
+            if len(missing) == len(batch):
+                raise
+            self.sent += [delivery for at, delivery in enumerate(batch) if at not in missing]
+            # Alone they say why, each by its own error.
+            self._publish([delivery for at, delivery in enumerate(batch) if at in missing])
+        except ShinarError as exc:
+            if not refuses_message(exc):
+                raise
+            if len(batch) == 1:
+                self._refuse(batch[0], str(exc))
+                return
+            # Which one was it? Where the server found it, some before it are sent again, with the same id.
+            half = len(batch) // 2
+            self._publish(batch[:half])
+            self._publish(batch[half:])
+        else:
+            self.sent += batch
+
+    def _refuse(self, delivery: Delivery, why: str) -> None:
+        at = f" at {delivery.position}" if delivery.position else ""
+        self.refused.append(delivery)
+        self.refusal = self.refusal or f"{delivery.queue}{at}: {why}"
+        if self._halts(delivery):
+            self.halted = (
+                f"stopped at a message the target can never take ({delivery.queue}{at}: {why}); on this "
+                "source the messages behind it cannot pass it; name a queue for such messages with "
+                "--refused-to URL and run it again"
+            )
+
+
+def _set_aside(place: Place, refused: list[Delivery]) -> None:
     try:
-        target.publish(queue, [_outgoing(delivery) for delivery in rest])
-    except (BodyTooLarge, Unsupported):
-        # Which one was it? Where the server found it, some before it are sent again, with the same id.
-        if len(batch) == 1:
-            return batch
-        return refused + [delivery for one in rest for delivery in _send(target, queue, [one])]
-    return refused
+        _publish(place, refused)
+    except ShinarError as exc:
+        if refuses_message(exc):
+            raise ConfigError(
+                f"cannot take a message that the target refused either: {exc}", setting="--refused-to"
+            ) from exc
+        raise
+
+
+def _publish(place: Place, batch: list[Delivery]) -> None:
+    names_origin = place.broker.traits.dedup_window_s is not None
+    place.broker.publish(place.queue, [_outgoing(delivery, names_origin) for delivery in batch])
+
+
+def _rest(until_s: float, clock: Clock, held: _Held, stop: Callable[[], bool]) -> None:
+    # A millisecond more or less is below what a sleep keeps.
+    while (left_s := until_s - clock.monotonic_s()) > 0.001 and not stop():
+        clock.sleep(min(left_s, SLICE_S))
+        held.keep()
 
 
 class _Held:
@@ -127,11 +255,23 @@ class _Held:
 
     def keep(self) -> None:
         """Refused ones stay in hand to the end, or the source would hand them out again and again."""
-        held = list(self._held.values())
-        leases = [(d.lease_until_ms - d.received_ms) / 1000 for d in held if d.lease_until_ms is not None]
-        if leases and self._clock.monotonic_s() - self._kept_s > min(leases) / 3:
-            self._source.extend(held, min(leases))
+        lease_s = self._lease_s()
+        if lease_s is not None and self._clock.monotonic_s() - self._kept_s > lease_s / 3:
+            self._source.extend(list(self._held.values()), lease_s)
             self._kept_s = self._clock.monotonic_s()
+
+    def patience_s(self) -> float:
+        """How long the source may be waited for before the leases want to be looked after."""
+        lease_s = self._lease_s()
+        return math.inf if lease_s is None else lease_s / 3
+
+    def _lease_s(self) -> float | None:
+        """The shortest; None when nothing is held, or for as long as the connection."""
+        held = self._held.values()
+        return min(
+            ((d.lease_until_ms - d.received_ms) / 1000 for d in held if d.lease_until_ms is not None),
+            default=None,
+        )
 
     def hand_back(self) -> None:
         if self._held:
@@ -140,16 +280,27 @@ class _Held:
                 self._source.release(list(self._held.values()))
 
 
-def _reserved(source: Broker, queue: str, plan: Plan) -> Iterator[list[Delivery]]:
+def _reserved(source: Broker, queue: str, plan: Plan, held: _Held) -> Iterator[list[Delivery]]:
     left = plan.limit
     while left is None or left > 0:
         most = _step(plan) if left is None else min(_step(plan), left)
-        batch = source.reserve(queue, most, WAIT_S)
+        batch = _waited_for(source, queue, most, held)
         if batch or plan.follow:
             left = None if left is None else left - len(batch)
             yield batch
         else:
             return
+
+
+def _waited_for(source: Broker, queue: str, most: int, held: _Held) -> list[Delivery]:
+    left_s = WAIT_S
+    while True:
+        wait_s = min(left_s, held.patience_s())
+        batch = source.reserve(queue, most, wait_s)
+        left_s -= wait_s
+        if batch or left_s <= 0.001:
+            return batch
+        held.keep()
 
 
 def _browsed(source: Broker, queue: str, plan: Plan) -> Iterator[list[Delivery]]:
@@ -164,15 +315,20 @@ def _step(plan: Plan) -> int:
     return max(1, min(BATCH, round(plan.rate_per_s / 2))) if plan.rate_per_s else BATCH
 
 
-def _outgoing(delivery: Delivery) -> Outgoing:
-    return Outgoing(delivery.body, delivery.headers, delivery.key)
+def _outgoing(delivery: Delivery, names_origin: bool) -> Outgoing:
+    if not names_origin:
+        return Outgoing(delivery.body, delivery.headers, delivery.key)
+    # Under meta.id alone the target would confirm and discard what was on it lately: a dead letter on its
+    # way back. Only the same message from the same place, sent again, is the same to it.
+    place = delivery.position or hashlib.sha256(delivery.body).hexdigest()
+    return Outgoing(delivery.body, delivery.headers, delivery.key, origin=f"{delivery.queue}\0{place}")
 
 
-def _fits(target: Broker, delivery: Delivery) -> bool:
-    traits = target.traits
+def _misfit(traits: Traits, delivery: Delivery) -> str:
+    """Why the target can never take it; "" when it looks as if it could."""
     if traits.max_body_bytes is not None and len(delivery.body) > traits.max_body_bytes:
-        return False
-    return traits.binary or _is_text(delivery.body)
+        return f"{len(delivery.body)} bytes are over the limit of {traits.max_body_bytes}"
+    return "" if traits.binary or _is_text(delivery.body) else "the target takes text only"
 
 
 def _is_text(body: bytes) -> bool:

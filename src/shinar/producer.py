@@ -10,8 +10,10 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from shinar.brokers import Broker, BrokerUrl, Facts, Outgoing, connect, parse
+from shinar.brokers.projection import MAX_DELAY_S
 from shinar.clock import SYSTEM, Clock
 from shinar.envelope import Message, MetaEntries, build, build_from, check_strict, encode
+from shinar.envelope.model import ASCII_WS
 from shinar.errors import BodyTooLarge, ConfigError, ContractError, Unsupported
 from shinar.observe import Metrics
 
@@ -70,22 +72,23 @@ class Producer:
         key: bytes | str | None = None,
         delay_s: float = 0.0,
     ) -> Message:
-        """Send one message, given as a URN and its data, or as an object that has both."""
+        """Send one message, given as a URN and its data, or as an object that has both. A `trace_id`
+        given here wins over the object's own."""
         target = self._target(queue)
-        trace_id = trace_id or self._active_trace_id()
+        _check_trace_id(trace_id)
         if isinstance(message, str):
             built = build(
                 message,
                 {} if data is None else data,
                 queue=target,
-                trace_id=trace_id,
+                trace_id=trace_id or self._active_trace_id(),
                 meta=meta,
                 clock=self._clock,
             )
         elif data is not None or meta:
             raise ContractError("data and meta belong to a URN; a message object brings its own")
         else:
-            built = build_from(message, queue=target, clock=self._clock)
+            built = self._from_object(message, target, trace_id)
         self._publish(target, [self.outgoing(built, headers=headers, key=key, delay_s=delay_s)], [built])
         return built
 
@@ -105,9 +108,11 @@ class Producer:
         trace_id = self._active_trace_id()
         for item in messages:
             if isinstance(item, tuple):
+                if len(item) != 2:
+                    raise ContractError(f"a pair is (urn, data), not a tuple of {len(item)}")
                 built = build(item[0], item[1], queue=target, trace_id=trace_id, clock=self._clock)
             else:
-                built = build_from(item, queue=target, clock=self._clock)
+                built = self._from_object(item, target)
             batch.append(self.outgoing(built, headers=headers, delay_s=delay_s))
             sent.append(built)
             if len(batch) == BATCH:
@@ -127,7 +132,16 @@ class Producer:
     ) -> int:
         """Send finished envelopes byte for byte; how many."""
         target = self._target(queue)
-        batch = [Outgoing(body, headers=dict(headers or {}), delay_s=delay_s) for body in bodies]
+        kept = _checked_headers(headers)
+        self._check_delay(delay_s)
+        batch: list[Outgoing] = []
+        for body in bodies:
+            if not isinstance(body, bytes):
+                raise ContractError(
+                    f"a body is bytes, not {type(body).__name__}; give a list of encoded messages"
+                )
+            self._check_size(body)
+            batch.append(Outgoing(body, headers=kept, delay_s=delay_s))
         if batch:
             self._publish(target, batch, ())
         return len(batch)
@@ -146,24 +160,51 @@ class Producer:
         if self._strict:
             check_strict(message.data)
         body = encode(message)
+        self._check_size(body)
+        self._check_delay(delay_s)
         traits = self._broker.traits
-        if traits.max_body_bytes is not None and len(body) > traits.max_body_bytes:
-            raise BodyTooLarge(len(body), traits.max_body_bytes, broker=traits.name)
-        if delay_s < 0:
-            raise ContractError(f"a delay of {delay_s} s lies in the past")
-        if delay_s and not traits.delay:
-            raise Unsupported(
-                traits.name, "delay a message", "schedule it in your program, or use another broker"
-            )
         if key is not None and not traits.key:
             raise Unsupported(traits.name, "order by key", "leave the key out, or use another broker")
         return Outgoing(
             body,
-            headers=dict(headers) if headers else {},
-            key=key.encode() if isinstance(key, str) else key,
+            headers=_checked_headers(headers),
+            key=None if key is None else _key(key),
             delay_s=delay_s,
             facts=facts(message),
         )
+
+    def _from_object(self, message: object, queue: str, trace_id: str | None = None) -> Message:
+        own = getattr(message, "trace_id", None)
+        _check_trace_id(own)
+        try:
+            built = build_from(message, queue=queue, clock=self._clock)
+        except (TypeError, RecursionError) as exc:
+            text = f"the payload of {type(message).__name__} cannot be made: {exc}; give plain values"
+            raise ContractError(text, pointer="/data") from exc
+        given = (trace_id or ("" if own else self._active_trace_id()) or "").strip(ASCII_WS)
+        return msgspec.structs.replace(built, trace_id=given) if given else built
+
+    def _check_size(self, body: bytes) -> None:
+        traits = self._broker.traits
+        if traits.max_body_bytes is not None and len(body) > traits.max_body_bytes:
+            raise BodyTooLarge(len(body), traits.max_body_bytes, broker=traits.name)
+
+    def _check_delay(self, delay_s: float) -> None:
+        if not isinstance(delay_s, int | float):
+            raise ContractError(f"a delay is a number of seconds, not {type(delay_s).__name__}")
+        if delay_s < 0:
+            raise ContractError(f"a delay of {delay_s} s lies in the past")
+        # Written so that NaN is refused too.
+        if not delay_s <= MAX_DELAY_S:
+            raise ContractError(
+                f"a delay of {delay_s} s is none a clock can show; use at most {MAX_DELAY_S:.0f}"
+            )
+        if delay_s and not self._broker.traits.delay:
+            raise Unsupported(
+                self._broker.traits.name,
+                "delay a message",
+                "schedule it in your program, or use another broker",
+            )
 
     def _publish(self, queue: str, batch: list[Outgoing], messages: Sequence[Message]) -> None:
         if self._telemetry is None or not messages:
@@ -208,3 +249,41 @@ def facts(message: Message) -> Facts:
         meta.created_at,
         message.attempts,
     )
+
+
+def _check_trace_id(trace_id: object) -> None:
+    if trace_id is not None and not isinstance(trace_id, str):
+        raise ContractError(f"is text, not {type(trace_id).__name__}", pointer="/trace_id")
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """A copy. What is not text would be stored by one broker, changed by another and crash a third."""
+    if not headers:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise ContractError(f"headers are a mapping of text to text, not {type(headers).__name__}")
+    for name, value in headers.items():
+        for text in (name, value):
+            if not isinstance(text, str):
+                raise ContractError(
+                    f"header {name!r} has a {type(text).__name__} where text belongs: write str(...)"
+                )
+            _utf8(text, f"header {name!a}")
+    return dict(headers)
+
+
+def _key(key: bytes | str) -> bytes:
+    if isinstance(key, str):
+        return _utf8(key, "the key")
+    if not isinstance(key, bytes):
+        raise ContractError(f"a key is bytes or text, not {type(key).__name__}")
+    return key
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ContractError(
+            f"{what} holds a lone surrogate and is not Unicode; send text UTF-8 can write"
+        ) from None

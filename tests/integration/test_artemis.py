@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -11,12 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 from babelqueue.artemis_transport import ArtemisTransport
+from proton import Message, int32
 from proton.utils import BlockingConnection
 
 from live import CREATED_MS, envelope, take
+from shinar import Limits, Policy, Worker
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.registry import connect, parse
-from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable
+from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, Unsupported
 
 pytestmark = pytest.mark.live("artemis")
 
@@ -222,3 +226,81 @@ def test_the_public_sdk_reads_what_we_write_and_we_what_it_writes(artemis):
     assert theirs_stamp == ours_stamp
     broker.ack([theirs])
     peer.close()
+
+
+def send_foreign(artemis, *messages: Message) -> None:
+    """As another AMQP client would, to a queue that exists."""
+    broker = artemis.open()
+    assert broker.reserve(artemis.queue, 1, 0) == []
+    connection = BlockingConnection(artemis.amqp)
+    sender = connection.create_sender(artemis.queue)
+    for message in messages:
+        sender.send(message)
+    connection.close()
+
+
+def test_a_message_without_a_body_is_poison_and_stops_nobody(artemis):
+    send_foreign(artemis, Message(), Message(body=envelope(1).decode()))
+    handled: list[int] = []
+    url = f"{artemis.server.url}/{artemis.queue}"
+    handlers = {"urn:babel:orders:created": lambda message: handled.append(message.data["n"])}
+    report = Worker(url, handlers, limits=Limits(until_empty=True)).run()
+    assert (handled, report.received) == ([1], 2)
+    (dead,) = artemis.open().browse(f"{artemis.queue}.dlq")
+    assert dead.body, "the dead letter says what it was"
+
+
+def test_a_creation_time_past_every_clock_does_not_stop_a_dead_letter(artemis):
+    late = json.loads(envelope(1))
+    late["meta"]["created_at"] = 2**63 - 1
+    send_foreign(artemis, Message(body=json.dumps(late)))
+
+    def fail(message):
+        raise ValueError("no")
+
+    url = f"{artemis.server.url}/{artemis.queue}"
+    handlers = {"urn:babel:orders:created": fail}
+    Worker(url, handlers, policy=Policy(max_attempts=1), limits=Limits(until_empty=True)).run()
+    (dead,) = artemis.open().browse(f"{artemis.queue}.dlq")
+    assert json.loads(dead.body)["meta"]["created_at"] == 2**63 - 1
+
+
+def test_properties_of_other_types_reach_the_handler_as_what_they_say(artemis):
+    properties = {"n": int32(5), "big": 2**40, "flag": True, "half": 0.5, "bin": b"\x01a"}
+    send_foreign(artemis, Message(body=envelope(1).decode(), properties=properties))
+    broker = artemis.open()
+    (got,) = take(broker, artemis.queue, 1)
+    assert dict(got.headers) == {"n": "5", "big": str(2**40), "flag": "True", "half": "0.5", "bin": "\x01a"}
+    broker.ack([got])
+
+
+def test_a_delay_past_every_clock_is_refused_and_nothing_is_settled(artemis):
+    broker = artemis.open()
+    broker.publish(artemis.queue, [Outgoing(envelope())])
+    (got,) = take(broker, artemis.queue, 1)
+    for delay_s in (1e12, 1e16, float("inf"), float("nan")):
+        with pytest.raises(Unsupported):
+            broker.publish(artemis.queue, [Outgoing(envelope(), delay_s=delay_s)])
+        with pytest.raises(Unsupported):
+            broker.release([got], delay_s)
+    assert broker.ack([got]) == ()
+
+
+def test_tail_follows_a_queue_that_tells_no_positions(artemis):
+    broker = artemis.open()
+    broker.publish(artemis.queue, [Outgoing(envelope(1))])
+    command = [sys.executable, "-m", "shinar.cli.main", "tail", "--follow", "--json", "--interval-s", "0.1"]
+    tail = subprocess.Popen(
+        [*command, f"{artemis.server.url}/{artemis.queue}"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert tail.stdout is not None
+        assert tail.stdout.readline()
+        time.sleep(2)  # its first browser is gone: that one would see them without any memory
+        # One of them is the first one's twin.
+        broker.publish(artemis.queue, [Outgoing(envelope(n)) for n in (1, 2)])
+        time.sleep(4)  # several rounds: each message is shown once
+    finally:
+        tail.terminate()
+        rest, _ = tail.communicate()
+    assert len(rest.splitlines()) == 2

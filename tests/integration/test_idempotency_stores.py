@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from shinar.brokers.registry import parse
 from shinar.clock import PinnedClock
-from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, QueueMissing
+from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigError, QueueMissing
 from shinar.idempotency import SqlStore, claim, open_store
 
 STORES = ["memory", "sqlite", "postgresql", "mariadb", "redis"]
@@ -130,6 +130,36 @@ def test_redis_marks_carry_their_expiry(server) -> None:
         left_ms = client.pttl(f"{prefix}:billing:m-1")
     store.close()
     assert 0 < left_ms <= 100_000
+
+
+@pytest.mark.live("redis")
+def test_timeout_s_is_the_limit(server) -> None:
+    store = open_store(f"{server.url}?timeout_s=0.5")
+    server.pause()
+    try:
+        begun = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            store.seen(["a"])
+        assert time.monotonic() - begun < 2
+    finally:
+        server.resume()
+        store.close()
+
+
+@pytest.mark.live("redis", tls=True)
+@pytest.mark.parametrize("option", ["tls_ca", "ssl_ca"])
+def test_redis_marks_over_tls(server, option: str) -> None:
+    store = open_store(f"{server.url}?{option}={server.tls.ca}")
+    assert store.seen(["a"]) == set()
+    store.close()
+    with pytest.raises(BrokerUnavailable):
+        open_store(server.url)
+
+
+@pytest.mark.parametrize("url", ["rediss://127.0.0.1:1?tls_ca=no-such-file", "redis://127.0.0.1:1?tls_ca=x"])
+def test_a_certificate_that_cannot_be_used_is_a_wrong_setting(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"no file|needs rediss"):
+        open_store(url)
 
 
 @pytest.mark.parametrize("name", SQL)

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 from babelqueue.kafka_transport import KafkaTransport
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
-from live import CREATED_MS, envelope, take, until
+from live import CREATED_MS, envelope, number_of, take, until
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.kafka import Reinjector, commit_group, offsets, read_range
 from shinar.brokers.kafka_client import settings
@@ -74,6 +76,12 @@ def raw_records(kafka, topic: str, count: int) -> list:
     consumer.close()
     assert len(found) == count
     return found
+
+
+def strict_topic(kafka, topic: str, max_bytes: int) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.hosts})
+    made = admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": str(max_bytes)})])
+    made[topic].result(20)
 
 
 # -- offsets
@@ -318,6 +326,86 @@ def test_a_reinjector_of_its_own_serves_workers_that_run_none(kafka):
         thread.join()
 
 
+def park(kafka, body: bytes, original: bytes) -> None:
+    producer = Producer({"bootstrap.servers": kafka.hosts, "partitioner": "consistent"})
+    headers = [("bq-delay", b"200"), ("bq-original-topic", original)]
+    producer.produce(f"{kafka.topic}.retry.1", body, headers=headers)
+    assert producer.flush(20) == 0
+
+
+@pytest.mark.parametrize("original", [b"no-such-topic", b"a\0b", b"\xff", b"__consumer_offsets", b"SELF"])
+def test_a_record_parked_for_no_topic_goes_to_the_tiers_own(kafka, original):
+    """And neither ends the re-injector nor holds up or doubles those parked behind it."""
+    broker = kafka.open(retry_tiers_ms="300", partitions=1)
+    broker.publish(kafka.topic, [Outgoing(envelope(0), delay_s=0.2)])  # makes the tier
+    park(kafka, envelope(1), original.replace(b"SELF", f"{kafka.topic}.retry.1".encode()))
+    for n in (2, 3):
+        park(kafka, envelope(n), kafka.topic.encode())
+    got = take(broker, kafka.topic, 4, 20)
+    assert [number_of(d) for d in got] == [0, 1, 2, 3]
+    broker.ack(got)
+    assert until(lambda: broker.depth(kafka.topic).delayed == 0, 10), "all four are settled"
+    broker.publish(kafka.topic, [Outgoing(envelope(4), delay_s=0.1)])
+    assert number_of(take(broker, kafka.topic, 1, 20)[0]) == 4
+
+
+def test_a_record_parked_for_another_topic_that_exists_goes_there(kafka):
+    broker = kafka.open(retry_tiers_ms="300", partitions=1)
+    other = f"{kafka.topic}.other"
+    broker.publish(other, [])
+    broker.publish(kafka.topic, [Outgoing(envelope(0), delay_s=0.2)])
+    park(kafka, envelope(1), other.encode())
+    assert number_of(take(broker, kafka.topic, 1)[0]) == 0
+    assert number_of(take(broker, other, 1)[0]) == 1
+
+
+def test_what_was_written_back_is_not_written_again_because_of_one_that_was_not(kafka):
+    """The first goes to a topic that takes nothing as large; the other two pass it, once."""
+    broker = kafka.open(retry_tiers_ms="300", partitions=1, reinject=0)
+    strict = f"{kafka.topic}.strict"
+    strict_topic(kafka, strict, 1_000)
+    broker.publish(kafka.topic, [])
+    broker.publish(f"{kafka.topic}.retry.1", [])
+    park(kafka, b"x" * 5_000, strict.encode())
+    for n in (2, 3):
+        park(kafka, envelope(n), kafka.topic.encode())
+    reinjector = Reinjector(kafka.url(retry_tiers_ms="300"), [kafka.topic])
+    failures = 0
+    deadline = time.monotonic() + 40
+    while failures < 3 and time.monotonic() < deadline:
+        try:
+            reinjector.step(0.5)
+        except BrokerError:
+            failures += 1
+    assert failures == 3, "it is tried again, and said each time"
+    assert [number_of(d) for d in broker.browse(kafka.topic)] == [2, 3]
+    assert broker.depth(kafka.topic).delayed == 3, "the position does not pass the one that is left"
+    reinjector.stop()
+    reinjector.run()  # only closes
+
+
+def test_a_reinjector_stops_while_the_cluster_does_not_answer(kafka):
+    broker = kafka.open(retry_tiers_ms="3000", partitions=1, reinject=0)
+    broker.publish(kafka.topic, [Outgoing(envelope(0), delay_s=0.1)])
+    reinjector = Reinjector(kafka.url(retry_tiers_ms="3000"), [kafka.topic])
+    thread = threading.Thread(target=reinjector.run)
+    thread.start()
+    take(broker, kafka.topic, 1)
+    broker.publish(kafka.topic, [Outgoing(envelope(1), delay_s=2.5)])
+    time.sleep(1.5)  # it has read it, and waits
+    kafka.server.pause()
+    try:
+        time.sleep(2.0)  # and now it writes, to nobody
+        started = time.monotonic()
+        reinjector.stop()
+        thread.join(60)
+        took = time.monotonic() - started
+    finally:
+        kafka.server.resume()
+    assert took < 15
+    thread.join()
+
+
 # -- publishing
 
 
@@ -366,8 +454,65 @@ def test_a_topic_is_made_only_where_it_may_be(kafka):
 def test_too_large_a_body_is_refused_here_or_by_the_topic(kafka):
     with pytest.raises(BodyTooLarge, match="1000000"):
         kafka.open().publish(kafka.topic, [Outgoing(b"x" * 1_000_001)])
-    with pytest.raises(BrokerError, match=r"max\.message\.bytes"):
+    with pytest.raises(BodyTooLarge) as caught:
         kafka.open(max_body_bytes=3_000_000).publish(kafka.topic, [Outgoing(b"x" * 2_000_000)])
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (2_000_000, 1_048_588)
+
+
+def test_a_batch_over_the_topics_limit_is_not_called_too_large_a_body(kafka):
+    """The client fills one request with them; each alone would pass."""
+    strict_topic(kafka, kafka.topic, 10_000)
+    broker = kafka.open()
+    with pytest.raises(BrokerError, match="publish fewer") as caught:
+        broker.publish(kafka.topic, [Outgoing(b"x" * 1_000)] * 100)
+    assert not isinstance(caught.value, BodyTooLarge)
+    broker.publish(kafka.topic, [Outgoing(b"x" * 1_000)])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        # Seen beforehand: the headers count too, the user's and the contract's.
+        Outgoing(envelope(3), headers={"x": "y" * 1_200_000}),
+        Outgoing(b'{"job":"' + b"u" * 900_000 + b'"}'),
+        # Not seen beforehand: these facts are not those of the body. The client refuses it halfway.
+        Outgoing(b"{}", facts=Facts(urn="u" * 1_200_000)),
+    ],
+    ids=["headers", "facts", "halfway"],
+)
+def test_of_a_refused_batch_nothing_arrives_later(kafka, bad):
+    broker = kafka.open()
+    with pytest.raises(BodyTooLarge):
+        broker.publish(kafka.topic, [Outgoing(envelope(1)), Outgoing(envelope(2)), bad])
+    broker.publish(kafka.topic, [Outgoing(envelope(4))])  # what the client still held would go before it
+    assert [number_of(d) for d in broker.browse(kafka.topic)] == [4]
+
+
+def test_a_record_that_cannot_be_made_takes_the_batch_back(kafka):
+    broker = kafka.open()
+    with pytest.raises(AttributeError):
+        broker.publish(kafka.topic, [Outgoing(envelope(1)), Outgoing(envelope(2), facts="none")])
+    broker.publish(kafka.topic, [Outgoing(envelope(4))])
+    assert [number_of(d) for d in broker.browse(kafka.topic)] == [4]
+
+
+def test_copies_of_a_full_sized_body_are_a_little_larger_and_fit(kafka):
+    broker = kafka.open(retry_tiers_ms="200", partitions=1)
+    full = envelope(text="x" * (1_000_000 - len(envelope(text=""))))
+    broker.publish(kafka.topic, [Outgoing(full)])
+    (first,) = take(broker, kafka.topic, 1)
+    retried = full[:-2] + b"10}"  # attempts of two digits
+    assert len(retried) == 1_000_001
+    broker.move(kafka.topic, [(first, Outgoing(retried))])
+    (again,) = take(broker, kafka.topic, 1)
+    assert broker.release([again], delay_s=0.1) == ()
+    (again,) = take(broker, kafka.topic, 1)
+    assert again.body == retried
+    dead = retried[:-1] + b',"dead_letter":{"error":"' + b"e" * 20_000 + b'"}}'
+    assert broker.move(f"{kafka.topic}.dlq", [(again, Outgoing(dead))]) == ()
+    assert [d.body for d in broker.browse(f"{kafka.topic}.dlq")] == [dead]
+    with pytest.raises(BodyTooLarge):
+        broker.publish(kafka.topic, [Outgoing(retried)])
 
 
 def test_nobody_at_the_address():

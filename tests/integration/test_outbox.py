@@ -170,6 +170,45 @@ def test_a_wrong_message_is_refused_before_anything_is_written(shop: Shop, relay
     assert relay.backlog().pending == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"headers": {"tenant": 42}}, "str to int"),
+        ({"headers": {"tenant": "\ud800"}}, "surrogate"),
+        ({"key": "k"}, "bytes, not str"),
+        ({"delay_s": float("nan")}, "nan"),
+        ({"delay_s": float("inf")}, "inf"),
+    ],
+)
+def test_what_the_relay_could_not_read_is_refused(options: dict, text: str, tmp_path: Path, broker) -> None:
+    with sqlite3.connect(tmp_path / "shop.db") as mine:
+        outbox = Outbox()
+        outbox.create(mine)
+        outbox.write(mine, order(1))
+        with pytest.raises(ContractError, match=text):
+            outbox.write(mine, order(2), **options)
+    mine.close()
+    relay = Relay(f"sqlite://{tmp_path}/shop.db", broker)
+    assert relay.drain() == Pass(1, 0)
+    relay.close()
+
+
+def test_a_row_with_odd_headers_is_sent_like_the_others(shop: Shop, relay: Relay, broker) -> None:
+    mine = shop.raw()
+    for n in range(3):
+        shop.outbox.write(mine, order(n), headers={"tenant": str(n)})
+    table, mark = f"{parse(shop.url).option('prefix')}outbox", "?" if shop.name == "sqlite" else "%s"
+    cursor = mine.cursor()
+    cursor.execute(
+        f"UPDATE {table} SET headers = {mark} WHERE headers LIKE {mark}", ('{"tenant":42}', '%"1"%')
+    )
+    assert cursor.rowcount == 1
+    mine.commit()
+    mine.close()
+    assert relay.drain() == Pass(3, 0)
+    assert [d.headers["tenant"] for d in broker.browse("orders")] == ["0", "42", "2"]
+
+
 def test_it_says_which_connections_it_takes() -> None:
     with pytest.raises(UsageError, match="SQLAlchemy Session or Connection, or a connection of sqlite3"):
         Outbox().write(object(), order(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pulsar
 import pytest
 from babelqueue.pulsar_transport import PulsarTransport
 
-from live import envelope, take, until
+from live import CREATED_MS, envelope, take, until
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.registry import connect
 from shinar.errors import (
@@ -232,3 +233,56 @@ def test_the_public_sdk_reads_what_we_write_and_we_what_it_writes(place):
     assert dict(theirs.properties) == ours
     broker.ack([theirs])
     peer.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_partitioned_topic_is_a_queue_too(place, count):
+    path = f"{place.admin}/admin/v2/persistent/public/default/{place.queue}/partitions"
+    kind = {"Content-Type": "application/json"}
+    made = urllib.request.Request(path, data=str(count).encode(), method="PUT", headers=kind)
+    with urllib.request.urlopen(made):
+        pass
+    producer = place.open()
+    producer.publish(place.queue, [Outgoing(envelope(0))])
+    looker = place.open(admin=place.admin)
+    first = looker.depth(place.queue)
+    assert (first.ready, first.reserved) == (1, 0)
+    assert first.oldest_age_s is not None
+    assert first.oldest_age_s < 60, "an empty partition is not the oldest message"
+    producer.publish(place.queue, [Outgoing(envelope(n)) for n in range(1, 9)])
+    got = take(looker, place.queue, 9)
+    assert {d.native_count for d in got} == {0}, "making the subscriptions took no message in hand"
+    assert sorted(d.body for d in got) == sorted(envelope(n) for n in range(9))
+    assert looker.depth(place.queue).reserved == 9
+    with pytest.raises(Unsupported, match="partition-0"):
+        list(looker.browse(place.queue))
+    parts = [f"{place.queue}-partition-{n}" for n in range(count)]
+    assert sum(len(list(looker.browse(part))) for part in parts) == 9
+    assert looker.release(got[:1]) == ()
+    assert looker.ack(got[1:]) == ()
+    (again,) = take(looker, place.queue, 1)
+    assert (again.body, again.native_count) == (got[0].body, 1)
+    assert looker.ack([again]) == ()
+
+
+def test_a_delay_past_every_clock_is_refused_and_nothing_is_settled(place):
+    broker = place.open()
+    broker.publish(place.queue, [Outgoing(envelope())])
+    (got,) = take(broker, place.queue, 1)
+    for delay_s in (1e12, 1e15, float("inf"), float("nan")):
+        with pytest.raises(Unsupported):
+            broker.publish(place.queue, [Outgoing(envelope(), delay_s=delay_s)])
+        with pytest.raises(Unsupported):
+            broker.release([got], delay_s)
+    with pytest.raises(ContractError, match="surrogate"):
+        broker.publish(place.queue, [Outgoing(envelope(), {"a": "\ud800"})])
+    assert broker.ack([got]) == ()
+
+
+def test_a_creation_time_at_the_end_of_the_numbers_is_published(place):
+    broker = place.open()
+    body = envelope().replace(str(CREATED_MS).encode(), str(2**63 - 1).encode())
+    broker.publish(place.queue, [Outgoing(body)])
+    (got,) = take(broker, place.queue, 1)
+    assert got.body == body
+    broker.ack([got])

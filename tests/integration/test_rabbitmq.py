@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -169,6 +170,49 @@ def test_a_full_queue_names_the_messages_it_refused(server, channel, queue):
         assert broker.depth(queue).ready == 3
 
 
+def test_a_move_that_was_taken_in_part_settles_that_part(server, channel, queue):
+    limits = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    channel.queue_declare(f"{queue}.dlq", durable=True, arguments=limits)
+    with closing(connect(server.url)) as broker:
+        broker.publish(queue, [outgoing(n) for n in range(4)])
+        held = [d for _ in range(4) for d in broker.reserve(queue, 1, 5.0)]
+        with pytest.raises(PublishFailed) as caught:
+            broker.move(f"{queue}.dlq", [(d, Outgoing(d.body)) for d in held])
+        assert caught.value.unconfirmed == (2, 3)
+        assert broker.release(held) == tuple(held[:2]), "their copies are in the dead letters"
+        again = [d for _ in range(2) for d in broker.reserve(queue, 1, 5.0)]
+        assert [number(d) for d in again] == [2, 3]
+        assert broker.reserve(queue, 1, 0.0) == []
+
+
+def test_a_stream_is_refused_when_it_shows(server, channel, queue):
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "stream"})
+    with closing(connect(server.url)) as broker:
+        timer = threading.Timer(0.5, channel.basic_publish, ("", queue, b"x"))
+        timer.start()
+        with pytest.raises(Unsupported, match="stream"):
+            broker.reserve(queue, 1, 10.0)
+        timer.join()
+    channel.queue_delete(queue)
+
+
+def test_foreign_headers_of_any_kind_are_read_and_kept(server, channel, queue):
+    when = b"\x04whenT" + struct.pack(">Q", 1_760_000_000_000)
+    table = when + b"\x04rated" + struct.pack(">d", 0.5) + b"\x01\xffS" + struct.pack(">I", 1) + b"x"
+
+    class Foreign(pika.BasicProperties):
+        def encode(self):
+            return [struct.pack(">HI", 1 << 13, len(table)) + table]
+
+    channel.queue_declare(queue, durable=True)
+    channel.basic_publish("", queue, outgoing().body, Foreign())
+    with closing(connect(server.url)) as broker:
+        for _ in range(2):
+            (got,) = broker.reserve(queue, 1, 5.0)
+            assert dict(got.headers) == {"when": "1760000000000", "rate": "0.5", "\ufffd": "x"}
+            assert broker.release([got], 0.1) == ()
+
+
 def test_existing_queues_are_taken_as_they_are(server, channel, queue):
     """The public SDK's declaration of the same queue would be refused by the server."""
     arguments = {"x-queue-type": "quorum", "x-delivery-limit": 5}
@@ -297,6 +341,55 @@ def test_a_delayed_copy_shows_no_trace_of_its_way(server, channel, queue):
         assert dict(first.headers) == {"x-mine": "1"}
         assert first.properties["type"] == URN
         broker.ack([first])
+
+
+@pytest.mark.parametrize("headers", [{"CC": ["%s-other"]}, {"CC": ["%s-other"], "x-mine": "1"}])
+def test_a_copy_of_ours_goes_to_no_other_queue(server, channel, queue, headers):
+    """CC tells the server to deliver elsewhere too; a retry must neither repeat that nor fail on it."""
+    headers = {k: [v[0] % queue] if k == "CC" else v for k, v in headers.items()}
+    for name in (queue, f"{queue}-other"):
+        channel.queue_declare(name, durable=True)
+    channel.basic_publish("", queue, outgoing().body, pika.BasicProperties(headers=headers))
+    with closing(connect(server.url)) as broker:
+        got = broker.reserve(queue, 1, 5.0)
+        assert "CC" not in got[0].headers
+        assert broker.release(got, 0.1) == ()
+        got = broker.reserve(queue, 1, 5.0)
+        assert broker.move(queue, [(got[0], Outgoing(got[0].body, headers=got[0].headers))]) == ()
+        assert broker.ack(broker.reserve(queue, 1, 5.0)) == ()
+        assert broker.depth(f"{queue}-other").ready == 1
+
+
+def test_what_a_full_queue_refuses_when_its_delay_ends_is_not_lost(queue):
+    with private() as own, closing(connect(own.url)) as broker:
+        # How long the server waits before it tries again; three minutes are too long for a test.
+        control(
+            own, "eval", "application:set_env(rabbit, dead_letter_worker_publisher_confirm_timeout, 500)."
+        )
+        with closing(pika.BlockingConnection(pika.URLParameters(f"{own.url}/%2F"))) as connection:
+            limits = {"x-max-length": 3, "x-overflow": "reject-publish"}
+            connection.channel().queue_declare(queue, durable=True, arguments=limits)
+        broker.publish(queue, [outgoing(n) for n in range(3)])
+        held = [d for _ in range(3) for d in broker.reserve(queue, 1, 5.0)]
+        assert broker.release(held, 0.2) == ()
+        broker.publish(queue, [outgoing(n) for n in range(3, 6)])
+        time.sleep(0.6)
+        assert broker.depth(queue).ready == 3
+        seen: list[int] = []
+        while len(seen) < 6 and (got := broker.reserve(queue, 3, 10.0)):
+            seen += [number(d) for d in got]
+            broker.ack(got)
+        assert sorted(seen) == list(range(6))
+
+
+@pytest.mark.parametrize("option", ["", "?delay_type=classic"])
+def test_delays_on_a_server_that_has_no_such_quorum_queues(server, channel, queue, option):
+    """One before 3.10 answers as this one does to a queue of that name with other arguments."""
+    channel.queue_declare(f"{queue}.delay.200.quorum", durable=True)
+    with closing(connect(f"{server.url}{option}")) as broker:
+        broker.publish(queue, [Outgoing(outgoing().body, delay_s=0.2)])
+        assert channel.queue_declare(f"{queue}.delay.200", passive=True).method.message_count == 1
+        assert len(broker.reserve(queue, 1, 5.0)) == 1
 
 
 def test_a_delay_the_server_cannot_count_is_refused(server, queue):

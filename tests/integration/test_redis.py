@@ -32,6 +32,7 @@ from shinar.errors import (
     ShinarError,
     Unsupported,
 )
+from shinar.idempotency import open_store
 
 URN = "urn:babel:orders:created"
 LAYOUTS = ["processing", "laravel"]
@@ -212,6 +213,16 @@ def test_identical_messages_are_all_delivered(server, queue):
         assert (broker.depth(queue).ready, broker.depth(queue).delayed) == (1, 1)
 
 
+def test_a_twin_that_waits_hides_nothing_behind_it(server, queue):
+    with closing(connect(f"{server.url}?layout=laravel")) as broker:
+        twin, other = outgoing(1), outgoing(2)
+        broker.publish(queue, [twin, twin, twin, other])
+        for message in (twin, other):
+            assert [d.body for d in broker.reserve(queue, 1, 0.0)] == [message.body]
+        assert broker.reserve(queue, 1, 0.0) == []
+        assert broker.depth(queue).ready == 2
+
+
 def test_a_waiting_reserve_does_not_spin_while_a_twin_is_out(server, raw, queue):
     with closing(connect(f"{server.url}?layout=laravel")) as broker:
         broker.publish(queue, [outgoing()] * 1)
@@ -292,6 +303,38 @@ def test_a_plain_push_by_anybody_wakes_a_waiting_reserve(server, raw, queue, lay
         timer.join()
         assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 4, "woken, not polling"
         broker.ack([got])
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+def test_a_delayed_message_is_on_time_for_who_waits_already(server, raw, queue, tracking):
+    with closing(connect(server.url)) as broker, closing(connect(server.url)) as sender:
+        broker._watch._tracking = tracking
+        broker.reserve(queue, 1, 0.05)
+        sent: list[float] = []
+
+        def send() -> None:
+            sent.append(time.monotonic())
+            sender.publish(queue, [Outgoing(outgoing().body, delay_s=0.2)])
+
+        timer = threading.Timer(0.1, send)
+        timer.start()
+        (got,) = broker.reserve(queue, 1, 20.0)
+        took_s = time.monotonic() - sent[0]
+        timer.join()
+        broker.ack([got])
+        assert 0.2 <= took_s < 0.6, "the slices of a wait are a second long"
+
+
+def test_who_waits_is_not_busy_with_messages_for_later(server, raw, queue):
+    with closing(connect(server.url)) as broker, closing(connect(server.url)) as sender:
+        broker.reserve(queue, 1, 0.05)
+        before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+        later = [Outgoing(outgoing().body, delay_s=60)]
+        timer = threading.Timer(0.1, lambda: [sender.publish(queue, later) for _ in range(100)])
+        timer.start()
+        assert broker.reserve(queue, 1, 0.8) == []
+        timer.join()
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 105
 
 
 def test_without_the_right_to_track_it_still_waits(server, raw, queue):
@@ -382,6 +425,53 @@ def test_full_memory_is_told_and_consuming_goes_on(layout, queue):
             client.config_set("maxmemory", "0")
             broker.publish(queue, [outgoing()])
             assert broker.depth(queue).ready == 1
+    finally:
+        own.stop()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("what", ["delayed", "lapsed", "extend", "adopt"])
+def test_full_memory_stops_no_recovery(layout, what, queue):
+    """One due or lapsed entry would keep everybody from draining the server."""
+    if what == "adopt" and layout == "laravel":
+        return
+    own = private()
+    option = {"lapsed": "&lease_s=1", "adopt": "&adopt_s=1"}.get(what, "")
+    try:
+        client = redis.Redis.from_url(own.url)
+        with closing(client), closing(connect(f"{own.url}?layout={layout}{option}")) as broker:
+            broker.publish(queue, [outgoing(n) for n in range(3)])
+            held = broker.reserve(queue, 1, 0.0)
+            if what == "delayed":
+                broker.publish(queue, [Outgoing(outgoing(9).body, delay_s=0.1)])
+            if what == "adopt":
+                client.lmove(queue, f"{queue}:processing", "LEFT", "RIGHT")
+            if what != "extend":
+                time.sleep(1.1 if what != "lapsed" else 2.1)
+            client.config_set("maxmemory", "1")
+            if what == "extend":
+                assert broker.extend(held, 90) == ()
+            found = broker.reserve(queue, 10, 0.0)
+            assert len(found) == {"delayed": 3, "lapsed": 3, "extend": 2, "adopt": 1}[what]
+            assert broker.ack(found) == ()
+            if what == "adopt":
+                assert len(broker.reserve(queue, 10, 5.0)) == 1
+    finally:
+        own.stop()
+
+
+def test_a_server_that_misses_its_replicas_is_away_for_a_while(queue):
+    own = private()
+    try:
+        client = redis.Redis.from_url(own.url)
+        with closing(client), closing(connect(own.url)) as broker:
+            broker.publish(queue, [outgoing()])
+            client.config_set("min-replicas-to-write", 1)
+            for call in (lambda: broker.publish(queue, [outgoing()]), lambda: broker.reserve(queue, 1, 0.0)):
+                with pytest.raises(BrokerUnavailable, match="NOREPLICAS"):
+                    call()
+            client.config_set("min-replicas-to-write", 0)
+            assert len(broker.reserve(queue, 5, 0.0)) == 1
     finally:
         own.stop()
 
@@ -493,8 +583,33 @@ def test_a_cluster(cluster, queue, layout, option):
 
 
 def test_without_hash_tags_a_cluster_refuses_and_says_so(cluster, queue):
-    with closing(connect(cluster)) as broker, pytest.raises(ShinarError, match="slot"):
+    with closing(connect(cluster)) as broker, pytest.raises(ShinarError, match=r"add \?cluster=1.*slot"):
         broker.reserve(queue, 1, 0.0)
+
+
+def test_a_wrong_password_for_a_cluster_is_no_outage(cluster):
+    for opened in (connect, open_store):
+        with pytest.raises(AccessDenied):
+            opened(cluster.replace("redis://", "redis://nobody:wrong@") + "?cluster=1")
+
+
+def test_a_server_that_is_no_cluster_is_told(server):
+    with pytest.raises(ConfigError, match="no cluster"):
+        connect(f"{server.url}?cluster=1")
+
+
+@pytest.mark.parametrize("name", ["x{", "{}y", ".dlq"])
+def test_a_name_whose_keys_no_slot_holds_is_refused(cluster, name):
+    with closing(connect(f"{cluster}?cluster=1")) as broker, pytest.raises(Unsupported, match="slot"):
+        broker.publish(name, [outgoing()])
+
+
+def test_marks_in_a_cluster(cluster):
+    with closing(open_store(f"{cluster}?cluster=1")) as store:
+        ids = [f"m-{n}" for n in range(50)]
+        store.remember(ids)
+        store.forget(ids[:20])
+        assert store.seen(ids) == set(ids[20:])
 
 
 def test_receipts_are_plain_values():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 from babelqueue.asb_transport import AsbTransport
 
 from live import CREATED_MS, number_of
@@ -426,3 +427,91 @@ def test_a_long_life_of_one_receiver(server, name: str, monkeypatch: pytest.Monk
         assert broker.ack(held) == ()
     finally:
         broker.close()
+
+
+def test_a_published_copy_is_not_swallowed_but_its_repetition_is(name):
+    """What a bridge does: a dead letter published back while the queue still knows its id."""
+    body = envelope()
+    copy = Outgoing(body, origin=f"{name}.dlq\x007")
+    with standin("--dedup-window", "600") as port, opened(port) as broker:
+        broker.publish(name, [Outgoing(body)])
+        broker.ack(take(broker, name, 1))
+        broker.publish(name, [copy])
+        (got,) = take(broker, name, 1)
+        assert (got.body, broker.ack([got])) == (body, ())
+        broker.publish(name, [copy])
+        assert broker.reserve(name, 1, 0.5) == [], "the same copy again"
+
+
+def test_an_entity_path_in_the_connection_string_does_not_shut_out_other_queues(server, name, monkeypatch):
+    text = (
+        f"Endpoint=sb://127.0.0.1:{server.port};SharedAccessKeyName=RootManageSharedAccessKey;"
+        f"SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true;EntityPath={name}"
+    )
+    monkeypatch.setenv("SHINAR_TEST_SB", text)
+    broker = connect(f"servicebus://127.0.0.1:{server.port}/{name}?connection_string_env=SHINAR_TEST_SB")
+    try:
+        broker.publish(name, [Outgoing(envelope())])
+        (got,) = take(broker, name, 1)
+        assert broker.move(f"{name}.dlq", [(got, Outgoing(got.body))]) == ()
+        assert len(list(broker.browse(f"{name}.dlq"))) == 1
+    finally:
+        broker.close()
+
+
+def test_a_delayed_release_keeps_the_types_of_headers(server, broker, name):
+    sent = {"priority": 5, "vip": True, "weight": 1.5, "big": 2**40, "tenant": "acme"}
+    long = {"TYPE": "LONG", "VALUE": 2**40}
+    with raw_client(server.port) as client, client.get_queue_sender(name) as sender:
+        sender.send_messages(ServiceBusMessage(b"{}", application_properties={**sent, "big": long}))
+    (got,) = take(broker, name, 1)
+    assert dict(got.headers) == {key: str(value) for key, value in sent.items()}
+    assert pickle.loads(pickle.dumps(got)) == got
+    broker.release([got], 0.2)
+    (again,) = take(broker, name, 1)
+    assert again.headers == got.headers
+    broker.release([again])
+    with raw_client(server.port) as client, client.get_queue_receiver(name) as receiver:
+        (raw,) = receiver.receive_messages(1, max_wait_time=10)
+        found = {key.decode(): value for key, value in raw.application_properties.items()}
+        assert {key: found[key] for key in sent} == {**sent, "tenant": b"acme"}
+        assert type(found["vip"]) is bool
+        receiver.complete_message(raw)
+
+
+def test_bodies_that_are_no_data_are_read(server, broker, name):
+    bodies = (
+        {"sequence_body": [b'{"a":', "1}"]},
+        {"sequence_body": [1, 2]},
+        {"value_body": "text"},
+        {"value_body": None},
+    )
+    with raw_client(server.port) as client, client.get_queue_sender(name) as sender:
+        for body in bodies:
+            sender.send_messages(AmqpAnnotatedMessage(**body))
+    got = take(broker, name, len(bodies))
+    assert sorted(d.body for d in got) == [b"", b"[1, 2]", b"text", b'{"a":1}']
+    assert broker.ack(got) == ()
+
+
+def test_a_reserve_with_a_session_in_hand_is_quick_and_an_empty_one_tries_once(name):
+    with standin() as port, opened(port, "sessions=1") as broker:
+        began_s = time.monotonic()
+        assert broker.reserve(name, 1, 0) == []
+        assert time.monotonic() - began_s < 3.5, "the wait for a session was not repeated"
+        broker.publish(name, [Outgoing(envelope(), key=b"k")])
+        (got,) = take(broker, name, 1)
+        began_s = time.monotonic()
+        assert broker.reserve(name, 1, 0) == []
+        assert time.monotonic() - began_s < 1.0, "nobody renews the lock meanwhile"
+        assert broker.ack([got]) == ()
+
+
+def test_a_delay_past_every_clock_and_text_that_is_none_are_refused(broker, name):
+    for delay_s in (1e12, float("inf"), float("nan")):
+        with pytest.raises(Unsupported):
+            broker.publish(name, [Outgoing(envelope(), delay_s=delay_s)])
+        with pytest.raises(Unsupported):
+            broker.release([], delay_s)
+    with pytest.raises(ContractError, match="surrogate"):
+        broker.publish(name, [Outgoing(envelope(), {"a": "\ud800"})])

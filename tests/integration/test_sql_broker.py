@@ -29,6 +29,7 @@ from shinar.errors import (
     BodyTooLarge,
     BrokerUnavailable,
     ConfigError,
+    ContractError,
     QueueMissing,
     StoreError,
     UsageError,
@@ -95,6 +96,71 @@ def test_a_name_no_database_could_keep_is_refused(queue: str, url_of, opened) ->
     broker = opened(url_of("sqlite"))
     with pytest.raises(UsageError, match="1 to 255 bytes"):
         broker.publish(queue, [Outgoing(b"x")])
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (Outgoing(b"2", {"tenant": 42}), "str to int"),
+        (Outgoing(b"2", {42: "tenant"}), "int to str"),
+        (Outgoing(b"2", {"tenant": "\ud800"}), "surrogate"),
+        (Outgoing(b"2", key="k"), "bytes, not str"),
+        (Outgoing(b"2", key=5), "bytes, not int"),
+        (Outgoing(b"2", delay_s=float("nan")), "nan"),
+        (Outgoing(b"2", delay_s=float("inf")), "inf"),
+        (Outgoing(b"2", delay_s=1e300), "clock"),
+    ],
+)
+def test_what_could_not_be_read_again_is_refused(bad: Outgoing, text: str, url_of, opened) -> None:
+    url = url_of("sqlite")
+    broker = opened(url)
+    with pytest.raises(ContractError, match=text):
+        broker.publish("q", [Outgoing(b"1"), bad])
+    with sqlite3.connect(parse(url).path) as mine, pytest.raises(ContractError, match=text):
+        enqueue(mine, "q", [Outgoing(b"1"), bad], prefix=parse(url).option("prefix"))
+    assert broker.depth("q").ready == 0
+    broker.publish("q", [Outgoing(b"3")])
+    assert [d.body for d in broker.reserve("q", 5, 0)] == [b"3"]
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_a_row_with_odd_headers_holds_up_nobody(name: str, url_of, opened) -> None:
+    url = url_of(name)
+    broker = opened(url)
+    odd = {
+        '{"a":"b"}': {"a": "b"},
+        '{"tenant":42,"on":true,"a":"b"}': {"tenant": "42", "on": "True", "a": "b"},
+        '{"a":"\\ud800"}': {"a": "?"},
+        '{"a":NaN}': {"a": "nan"},
+        "[1]": {},
+        "42": {},
+        '{"a":': {},
+    }
+    broker.publish("q", [Outgoing(b"%d" % n, {"x": str(n)}) for n in range(len(odd))])
+    mine = raw(name, url)
+    table, mark = f"{parse(url).option('prefix')}messages", "?" if name == "sqlite" else "%s"
+    cursor = mine.cursor()
+    for n, text in enumerate(odd):
+        cursor.execute(f"UPDATE {table} SET headers = {mark} WHERE body = {mark}", (text, b"%d" % n))
+        assert cursor.rowcount == 1
+    mine.commit()
+    mine.close()
+    assert [dict(d.headers) for d in broker.browse("q")] == list(odd.values())
+    got = broker.reserve("q", 20, 0)
+    assert [dict(d.headers) for d in got] == list(odd.values())
+    assert broker.move("q.dlq", [(d, Outgoing(d.body, d.headers)) for d in got]) == ()
+
+
+def test_a_row_written_by_hand_may_hold_text_or_numbers_in_sqlite(url_of, opened) -> None:
+    url = url_of("sqlite")
+    broker = opened(url)
+    with sqlite3.connect(parse(url).path) as mine:
+        mine.execute(
+            f"INSERT INTO {parse(url).option('prefix')}messages "
+            "(queue, available_at, created_at, headers, ordering_key, body) VALUES ('q', 0, 0, 7, 5, 'größe')"
+        )
+    (got,) = broker.reserve("q", 5, 0)
+    assert (got.body, got.key, got.headers) == ("größe".encode(), b"5", {})
 
 
 @pytest.mark.parametrize("name", SQL)

@@ -430,3 +430,32 @@ def test_what_another_client_sent_arrives_as_boto3_itself_would_give_it(opened, 
     assert by_body.pop("no attributes") == {}
     assert by_body == {text: {"blob": "\x00bytes\ufffd", "note": text} for text in texts}
     assert broker.ack(found) == ()
+
+
+def test_a_published_copy_is_not_swallowed_but_its_repetition_is(opened, name):
+    """What a bridge does: a dead letter published back while SQS still knows its id."""
+    queue = f"{name}.fifo"
+    broker = opened.broker(queue)
+    body = envelope(1)
+    broker.publish(queue, [Outgoing(body)])
+    assert [d.body for d in consume(broker, queue, 1)] == [body]
+    copy = Outgoing(body, origin=f"{name}-dlq.fifo\x00m-7")
+    broker.publish(queue, [copy])
+    assert [d.body for d in consume(broker, queue, 1)] == [body]
+    broker.publish(queue, [copy])
+    assert broker.reserve(queue, 1, 1) == [], "the same copy again"
+
+
+@pytest.mark.parametrize("wait_s", [1.0, 0.5, 0.8])
+def test_a_short_wait_is_one_long_poll(opened, name, wait_s):
+    broker = opened.broker(name)
+    broker.reserve(name, 1, 0)
+    asked = []
+    broker._client.meta.events.register(
+        "provide-client-params.sqs.ReceiveMessage",
+        lambda params, **_: asked.append(params["WaitTimeSeconds"]),
+    )
+    began_s = time.monotonic()
+    assert broker.reserve(name, 10, wait_s) == []
+    assert time.monotonic() - began_s > wait_s - 0.1
+    assert asked == [1]

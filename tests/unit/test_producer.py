@@ -1,14 +1,29 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 
 import pytest
 
 from shinar import Producer
 from shinar.brokers import connect
+from shinar.envelope import build
 from shinar.errors import BodyTooLarge, ConfigError, ContractError, MissingExtra, UnknownScheme, Unsupported
 
 URN = "urn:babel:orders:created"
+
+
+@dataclass
+class Order:
+    n: object
+    trace_id: object = None
+    urn = URN
+
+
+def looped() -> dict:
+    loop: dict = {}
+    loop["self"] = loop
+    return loop
 
 
 @pytest.fixture
@@ -35,12 +50,58 @@ def test_send_returns_what_was_confirmed(url: str) -> None:
         (lambda p: p.send(URN, {}, delay_s=-1), "past"),
         (lambda p: p.send(object()), "has no URN"),
         (lambda p: p.send_many([(URN, {}), (URN, {"a": {1, b"x"}})]), "/data/a"),
+        (lambda p: p.send_many([(URN, {}), (URN,)]), r"\(urn, data\)"),
+        (lambda p: p.send_many([(URN, {}), (URN, {}, {"x-tenant": "a"})]), r"\(urn, data\)"),
+        (lambda p: p.send(URN, {}, headers={"tenant": 42}), r"'tenant' has a int.*str\("),
+        (lambda p: p.send(URN, {}, headers={42: "tenant"}), "42 has a int"),
+        (lambda p: p.send(URN, {}, headers=["tenant"]), "mapping"),
+        (lambda p: p.send(URN, {}, headers={"t": "\ud800"}), "lone surrogate"),
+        (lambda p: p.send(URN, {}, headers={"\ud800": "t"}), "lone surrogate"),
+        (lambda p: p.send_many([(URN, {})], headers={"tenant": None}), "NoneType"),
+        (lambda p: p.send_bodies([b"{}"], headers={"tenant": True}), "bool"),
+        (lambda p: p.send_bodies(["{}"]), "bytes, not str"),
+        (lambda p: p.send_bodies(b"{}"), "bytes, not int"),
+        (lambda p: p.send(URN, {}, key=5), "bytes or text, not int"),
+        (lambda p: p.send(URN, {}, key="\ud800"), "the key holds a lone surrogate"),
+        (lambda p: p.send(URN, {}, delay_s=float("nan")), "nan s"),
+        (lambda p: p.send(URN, {}, delay_s=float("inf")), "inf s"),
+        (lambda p: p.send(URN, {}, delay_s=1e300), "a clock can show"),
+        (lambda p: p.send(URN, {}, delay_s="5"), "seconds, not str"),
+        (lambda p: p.send_many([(URN, {})], delay_s=float("nan")), "nan s"),
+        (lambda p: p.send_bodies([b"{}"], delay_s=float("inf")), "inf s"),
+        (lambda p: p.send_bodies([b"{}"], delay_s=-1), "past"),
+        (lambda p: p.send(URN, {}, trace_id=7), "/trace_id"),
+        (lambda p: p.send(Order(1), trace_id=7), "/trace_id"),
+        (lambda p: p.send(Order(1, trace_id=7)), "/trace_id"),
+        (lambda p: p.send(Order(object())), "payload of Order cannot be made"),
+        (lambda p: p.send(Order(looped())), "payload of Order cannot be made"),
+        (lambda p: p.send_many([Order(1), Order(x for x in "a")]), "payload of Order cannot be made"),
     ],
 )
 def test_a_bad_call_names_the_place_and_sends_nothing(url: str, call, error: str) -> None:
     with pytest.raises(ContractError, match=error):
         call(Producer(url))
     assert connect(url).depth("orders").ready == 0
+
+
+def test_whose_trace_id_a_message_object_gets(url: str) -> None:
+    class Active:
+        def active_trace_id(self) -> str:
+            return "t-active"
+
+    with Producer(url) as producer:
+        assert producer.send(Order(1), trace_id=" t-call ").trace_id == "t-call"
+        assert producer.send(Order(1, "t-own"), trace_id="t-call").trace_id == "t-call"
+        assert producer.send(Order(1, "t-own")).trace_id == "t-own"
+        built = build(URN, {}, trace_id="t-built")
+        assert producer.send(built).trace_id == "t-built"
+        sent = producer.send(built, trace_id="t-call")
+        assert (sent.trace_id, sent.id) == ("t-call", built.id)
+        producer._telemetry = Active()
+        assert producer._from_object(Order(1), "orders").trace_id == "t-active"
+        assert producer._from_object(Order(1, "t-own"), "orders").trace_id == "t-own"
+    stored = [d.body for d in connect(url).browse("orders")]
+    assert b'"trace_id":"t-call"' in stored[0]
 
 
 def test_a_validator_refuses_before_anything_is_sent(url: str) -> None:
@@ -61,17 +122,22 @@ def test_strict_producers_refuse_what_some_language_reads_differently(url: str) 
 def test_what_the_broker_cannot_do_is_refused(url: str, monkeypatch) -> None:
     import dataclasses
 
-    from shinar.brokers.memory import TRAITS, MemoryBroker
+    from shinar.brokers.memory import TRAITS
 
     poor = dataclasses.replace(TRAITS, delay=False, key=False, max_body_bytes=300)
-    monkeypatch.setattr(MemoryBroker, "traits", poor)
     producer = Producer(url)
+    monkeypatch.setattr(producer._broker, "traits", poor)
     with pytest.raises(Unsupported, match="delay"):
         producer.send(URN, {}, delay_s=1)
     with pytest.raises(Unsupported, match="key"):
         producer.send(URN, {}, key="k")
     with pytest.raises(BodyTooLarge, match="300"):
         producer.send(URN, {"a": "x" * 300})
+    with pytest.raises(Unsupported, match="delay"):
+        producer.send_bodies([b"{}"], delay_s=1)
+    with pytest.raises(BodyTooLarge, match="300"):
+        producer.send_bodies([b"{}", b"x" * 301])
+    assert connect(url).depth("orders").ready == 0
 
 
 def test_a_broken_url_says_what_to_write() -> None:

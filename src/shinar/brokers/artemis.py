@@ -18,6 +18,7 @@ from shinar.brokers.artemis_engine import ACCEPTED, MODIFIED, RELEASED, Engine
 from shinar.brokers.artemis_link import BROKER, Address, Inbox
 from shinar.brokers.artemis_message import decode, delayed_copy, encode
 from shinar.brokers.contract import Broker, Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.projection import checked_delay_s
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BrokerError, PublishFailed
@@ -110,7 +111,7 @@ class ArtemisBroker:
         return self._settle(deliveries, ACCEPTED)
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
-        if delay_s <= 0:
+        if checked_delay_s(BROKER, delay_s) <= 0:
             return self._settle(deliveries, RELEASED)
         due_ms = self._clock.epoch_ms() + round(delay_s * 1000)
         held = [delivery for delivery in deliveries if self._holds(delivery)]

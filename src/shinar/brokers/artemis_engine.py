@@ -354,7 +354,7 @@ class Engine:
             self._on_outcome(box, delivery)
         elif delivery.readable and not delivery.partial and not delivery.aborted:
             self._number += 1
-            box.arrived.append((self._number, link.recv(delivery.pending) or b""))
+            box.arrived.append((self._number, bytes(link.recv(delivery.pending) or b"")))
             link.advance()
             self._held[self._number] = delivery
 

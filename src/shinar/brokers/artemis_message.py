@@ -6,8 +6,15 @@ from typing import Any, Final
 
 from proton import Message, symbol
 
+from shinar.brokers.artemis_link import BROKER
 from shinar.brokers.contract import NOTHING, Delivery, Outgoing
-from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.brokers.projection import (
+    checked_delay_s,
+    contract_properties,
+    plain_text,
+    project,
+    user_headers,
+)
 
 #: Epoch milliseconds at which Artemis hands the message out; it reads an AMQP long only.
 _DUE: Final = symbol("x-opt-delivery-time")
@@ -16,6 +23,8 @@ _HALF_MS: Final = 0.5
 #: Codes with which a section of a message may begin.
 _SECTIONS: Final = frozenset(bytes([code]) for code in range(0x70, 0x79))
 _TYPE: Final = symbol("x-opt-jms-type")
+#: The last creation time that survives proton's seconds. A later one, legal in a body, is left out.
+_LAST_MS: Final = 2**53
 
 
 def encode(message: Outgoing, now_ms: int) -> bytes:
@@ -31,10 +40,10 @@ def encode(message: Outgoing, now_ms: int) -> bytes:
     if "correlation_id" in shown.properties:
         amqp.correlation_id = shown.properties["correlation_id"]
     created_ms = shown.properties.get("creation_time")
-    if created_ms is not None:
+    if created_ms is not None and 0 <= created_ms <= _LAST_MS:
         amqp.creation_time = (created_ms + _HALF_MS) / 1000
     annotations = {symbol(name): value for name, value in shown.annotations.items()}
-    if message.delay_s > 0:
+    if checked_delay_s(BROKER, message.delay_s) > 0:
         annotations[_DUE] = now_ms + round(message.delay_s * 1000)
     if annotations:
         amqp.annotations = annotations
@@ -74,7 +83,7 @@ def decode(packed: bytes, queue: str, receipt: Any, received_ms: int) -> Deliver
         amqp.delivery_count,
         received_ms,
         None,
-        str(amqp.id) if amqp.id is not None else "",
+        plain_text(amqp.id) if amqp.id is not None else "",
     )
 
 

@@ -40,6 +40,9 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     delay_s: float = 0.0
     #: Given by whoever has the envelope decoded; otherwise the broker derives it from the body.
     facts: Facts | None = None
+    #: Where the copy comes from (queue and position or receipt of the original), so that a broker that
+    #: drops repeated ids within a window takes it for the new message it is; empty: the id alone counts.
+    origin: str = ""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

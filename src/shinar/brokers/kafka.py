@@ -22,10 +22,11 @@ from shinar.brokers.kafka_client import (
     Watch,
     settings,
     tiers_of,
+    weight,
 )
 from shinar.brokers.kafka_feed import Feed
 from shinar.brokers.kafka_read import Reader, commit_group, offsets, read_range
-from shinar.brokers.kafka_record import new_record, parked, unparked
+from shinar.brokers.kafka_record import may_outgrow, new_record, parked, unparked
 from shinar.brokers.kafka_reinject import GROUP_SUFFIX, Reinjector
 from shinar.brokers.kafka_topics import Topics
 from shinar.brokers.projection import facts_of
@@ -80,7 +81,7 @@ class KafkaBroker:
         self._settings = settings(url)
         watch = Watch()
         self._topics = Topics(self._settings, watch)
-        self._sender = Sender(self._settings, watch)
+        self._sender = Sender(self._settings, watch, self._topics.limit_bytes)
         self._feeds: dict[str, Feed] = {}
         self._reader: Reader | None = None
         self._reinjector: Reinjector | None = None
@@ -95,8 +96,9 @@ class KafkaBroker:
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         self._topics.ensure(queue)
         now_ms = self._clock.epoch_ms()
-        self._check_sizes(queue, [message.body for message in messages])
-        if any(message.delay_s > 0 for message in messages):
+        self._check_sizes(queue, messages)
+        limit = self._settings.max_record_bytes
+        if any(message.delay_s > 0 or may_outgrow(message, limit) for message in messages):
             self._send(queue, [self._record(queue, message, now_ms) for message in messages])
         else:
             oldest_ms = self._topics.oldest_stamp_ms(queue, now_ms)
@@ -214,13 +216,16 @@ class KafkaBroker:
         if failure is not None:
             raise failure
 
-    def _check_sizes(self, queue: str, bodies: Sequence[bytes]) -> None:
-        longest = max(map(len, bodies), default=0)
+    def _check_sizes(self, queue: str, messages: Sequence[Outgoing]) -> None:
+        longest = max((len(message.body) for message in messages), default=0)
         if longest > self._settings.max_body_bytes:
             raise BodyTooLarge(longest, self._settings.max_body_bytes, broker=BROKER, queue=queue)
 
     def _send(self, queue: str, records: Sequence[Record]) -> None:
-        self._check_sizes(queue, [record[1] for record in records])
+        """Weighed as records: the copy of a full-sized message is a little longer, and must fit."""
+        heaviest, limit = max(map(weight, records), default=0), self._settings.max_record_bytes
+        if heaviest > limit:
+            raise BodyTooLarge(heaviest, limit, broker=BROKER, queue=queue)
         for topic in {record[0] for record in records}:
             self._topics.ensure(topic)
             self._reinject_tier(topic)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -15,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from shinar.brokers.url import BrokerUrl
 from shinar.errors import (
     AccessDenied,
+    BodyTooLarge,
     BrokerError,
     BrokerFull,
     BrokerUnavailable,
@@ -39,8 +42,12 @@ DEFAULT_BODY_BYTES: Final = 1_000_000
 #: A killed worker's partitions go to others after this. librdkafka beats in a thread of its own,
 #: so a short session costs a slow handler nothing.
 DEFAULT_SESSION_S: Final = 10.0
-#: Room for headers and framing on top of the body.
+#: Room on top of the body: for headers, and for what a dead letter or a retry adds to a full-sized one.
 _FRAMING_BYTES: Final = 48_000
+#: What librdkafka may count for one header besides its name and value.
+_HEADER_BYTES: Final = 10
+#: A stop asked for while a cluster does not answer is noticed within this time.
+_SLICE_S: Final = 1.0
 
 OPTIONS: Final = frozenset(
     {
@@ -95,8 +102,6 @@ def our_error(error: KafkaError, queue: str = "") -> BrokerError:
         )
     if code in _FULL:
         return BrokerFull(text, broker=BROKER, queue=queue)
-    if code in _TOO_LARGE:
-        text = "the topic's max.message.bytes is smaller than this record; raise it, or send a reference"
     return BrokerError(f"{text} ({error.name()})", broker=BROKER, queue=queue)
 
 
@@ -146,6 +151,11 @@ class Settings:
     #: Partitions move one by one instead of all at once (KIP-848 groups).
     incremental: bool
     session_timeout_s: float
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Largest record the client sends: body, key and headers."""
+        return self.max_body_bytes + _FRAMING_BYTES
 
 
 def settings(url: BrokerUrl) -> Settings:
@@ -225,45 +235,86 @@ def group_config(settings: Settings, group: str, watch: Watch) -> dict[str, Any]
     return config | {"session.timeout.ms": int(settings.session_timeout_s * 1000)}
 
 
-class Sender:
-    """Sends batches and returns when every replica that must have them has them (acks=all)."""
+def weight(record: Record) -> int:
+    """Bytes of a record as librdkafka counts them against its limit, or a few more."""
+    _, body, key, headers, _ = record
+    beside = sum(len(name.encode()) + len(value or b"") + _HEADER_BYTES for name, value in headers)
+    return len(body) + len(key or b"") + beside
 
-    def __init__(self, settings: Settings, watch: Watch) -> None:
+
+class Sender:
+    """Sends batches and returns when every replica that must have them has them (acks=all).
+
+    `limit_of` asks a topic for its max.message.bytes. A `stopped` that is set ends the wait for a
+    cluster that does not answer.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        watch: Watch,
+        limit_of: Callable[[str], int],
+        stopped: threading.Event | None = None,
+    ) -> None:
         self._settings = settings
         self._watch = watch
+        self._limit_of = limit_of
+        self._stopped = stopped or threading.Event()
         self._producer: Any = None
 
     def send(self, queue: str, records: Iterable[Record]) -> None:
         """All confirmed, or PublishFailed with the indices that were not; when none was, the
         error that says why. Records may be made while they are sent."""
-        failed: dict[int, KafkaError] = {}
-        producer = self._open()
-        produce, total = producer.produce, 0
-        with kafka_errors(queue, self._watch):
-            for topic, value, key, headers, stamp_ms in records:
-                report = partial(_note, failed, total)
-                total += 1
-                while True:
-                    try:
-                        produce(topic, value, key, -1, report, timestamp=stamp_ms, headers=headers)
-                        break
-                    except BufferError:
-                        producer.poll(0.1)
-            # The deadline of each message is the producer's; this one only guards against a hang.
-            left = producer.flush(self._settings.timeout_s + 5)
+        failed: dict[int, _Failure] = {}
+        self._open()
+        try:
+            total = self._hand_over(queue, records, failed)
+            left = self._flush()
+        except BaseException:
+            # Whoever is told that the call failed must not see the first half of it arrive.
+            self._discard()
+            raise
         if left:
-            failed = {index: failed.get(index) or _late() for index in range(total)}
+            failed = {index: failed.get(index) or _LATE for index in range(total)}
         if failed:
             self._discard()
-            raise _verdict(queue, total, failed, self._watch)
+            raise self._verdict(queue, total, failed)
         self._watch.clear()
+
+    def _hand_over(self, queue: str, records: Iterable[Record], failed: dict[int, _Failure]) -> int:
+        total, produce, poll = 0, self._producer.produce, self._producer.poll
+        for topic, value, key, headers, stamp_ms in records:
+            report = partial(_note, failed, total)
+            total += 1
+            while True:
+                try:
+                    produce(topic, value, key, -1, report, timestamp=stamp_ms, headers=headers)
+                    break
+                except BufferError:
+                    poll(0.1)
+                except KafkaException as exc:
+                    if exc.args[0].code() not in _TOO_LARGE:
+                        raise our_error(exc.args[0], queue) from None
+                    size = weight((topic, value, key, headers, stamp_ms))
+                    limit = self._settings.max_record_bytes
+                    raise BodyTooLarge(size, limit, broker=BROKER, queue=queue) from None
+        return total
+
+    def _flush(self) -> int:
+        """How many are still on their way at the end."""
+        # The deadline of each message is the producer's; this one only guards against a hang.
+        deadline_s = time.monotonic() + self._settings.timeout_s + 5
+        while True:
+            left: int = self._producer.flush(min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
+            if not left or self._stopped.is_set() or time.monotonic() >= deadline_s:
+                return left
 
     def close(self) -> None:
         if self._producer is not None:
             self._producer.flush(self._settings.timeout_s)
             self._producer = None
 
-    def _open(self) -> Any:
+    def _open(self) -> None:
         if self._producer is None:
             with kafka_errors():
                 self._producer = Producer(
@@ -275,13 +326,12 @@ class Sender:
                         "linger.ms": 5,
                         "compression.type": self._settings.compression,
                         "delivery.timeout.ms": int(self._settings.timeout_s * 1000),
-                        "message.max.bytes": self._settings.max_body_bytes + _FRAMING_BYTES,
+                        "message.max.bytes": self._settings.max_record_bytes,
                         "queue.buffering.max.messages": 500_000,
                         # A clean flush says that the rest was confirmed, so only failures report.
                         "delivery.report.only.error": True,
                     }
                 )
-        return self._producer
 
     def _discard(self) -> None:
         """After a failure nothing may linger: what we called unconfirmed must not arrive later by
@@ -291,22 +341,36 @@ class Sender:
             producer.purge()
             producer.flush(1)
 
-
-def _note(failed: dict[int, KafkaError], index: int, error: KafkaError | None, _message: object) -> None:
-    if error is not None:
-        failed[index] = error
-
-
-def _late() -> KafkaError:
-    return KafkaError(KafkaError._MSG_TIMED_OUT)
-
-
-def _verdict(queue: str, total: int, failed: Mapping[int, KafkaError], watch: Watch) -> BrokerError:
-    first = failed[min(failed)]
-    if len(failed) == total:
-        if watch.denied is not None and first.code() in _UNAVAILABLE:
-            first = watch.denied
+    def _verdict(self, queue: str, total: int, failed: Mapping[int, _Failure]) -> BrokerError:
+        first, topic, _ = failed[min(failed)]
+        if len(failed) < total:
+            return PublishFailed(
+                first.str(), total=total, unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
+            )
+        if first.code() in _TOO_LARGE:
+            return self._oversize(queue, topic, [size for _, _, size in failed.values()])
+        if self._watch.denied is not None and first.code() in _UNAVAILABLE:
+            first = self._watch.denied
         return our_error(first, queue)
-    return PublishFailed(
-        first.str(), total=total, unconfirmed=tuple(sorted(failed)), broker=BROKER, queue=queue
-    )
+
+    def _oversize(self, queue: str, topic: str, sizes: list[int]) -> BrokerError:
+        """A topic refuses a batch of the client's as it does a record; only the latter is for good."""
+        limit = self._limit_of(topic)
+        if len(sizes) == 1 or max(sizes) > limit:
+            return BodyTooLarge(max(sizes), limit, broker=BROKER, queue=queue)
+        text = (
+            f"the topic's max.message.bytes ({limit}) is below this batch; raise it, or publish fewer at once"
+        )
+        return BrokerError(text, broker=BROKER, queue=queue)
+
+
+#: What the cluster said, the topic it was said of, and the record's size.
+_Failure = tuple[KafkaError, str, int]
+_LATE: Final[_Failure] = (KafkaError(KafkaError._MSG_TIMED_OUT), "", 0)
+
+
+def _note(failed: dict[int, _Failure], index: int, error: KafkaError | None, message: Any) -> None:
+    if error is not None:
+        headers = message.headers() or []
+        size = weight((message.topic(), message.value() or b"", message.key(), headers, 0))
+        failed[index] = error, message.topic(), size

@@ -45,6 +45,15 @@ def headers_of(facts: Facts, users: Mapping[str, str]) -> RawHeaders:
     return headers
 
 
+def may_outgrow(message: Outgoing, limit: int) -> bool:
+    """Whether its record has to be weighed. What the contract's headers repeat is in the body, and a
+    character is at most three bytes: so this is never too little, and cheap."""
+    size = 2 * len(message.body) + len(message.key or b"")
+    if message.headers:
+        size += sum(3 * (len(name) + len(text)) + 10 for name, text in message.headers.items())
+    return size + 1000 > limit
+
+
 def parked(headers: RawHeaders, tier: Mapping[str, str]) -> RawHeaders:
     """Headers of a record on a tier: those of the tier win."""
     kept = [pair for pair in headers if pair[0] not in tier]

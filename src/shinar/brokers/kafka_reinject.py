@@ -10,12 +10,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
 from shinar.brokers.kafka_client import Record, Sender, Settings, Watch, group_config, kafka_errors, settings
 from shinar.brokers.kafka_record import unparked
+from shinar.brokers.kafka_topics import Topics, is_topic
 from shinar.brokers.registry import parse
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
@@ -39,6 +41,10 @@ _BATCH: Final = 500
 #: A tier topic made by somebody else is found within this time.
 _REFRESH_MS: Final = 2_000
 _PAUSE_AFTER_ERROR_S: Final = 1.0
+#: How long a question about a topic may take; a stop waits for no more than that.
+_ASK_S: Final = 2.0
+#: What is parked was small enough for the cluster once; no limit of ours may keep it there.
+_ANY_BYTES: Final = 900_000_000
 
 _Place = tuple[str, int]
 
@@ -52,11 +58,22 @@ class Reinjector:
             raise ConfigError("a re-injector needs retry tiers and at least one work topic")
         self._clock = clock
         self._watch = Watch()
-        self._sender = Sender(self._settings, self._watch)
+        self._stopped = threading.Event()
+        patience_s = min(_ASK_S, self._settings.timeout_s)
+        self._cluster = Topics(replace(self._settings, timeout_s=patience_s), self._watch)
+        self._sender = Sender(
+            replace(self._settings, max_body_bytes=_ANY_BYTES),
+            self._watch,
+            self._cluster.limit_bytes,
+            self._stopped,
+        )
         self._topics = set(topics)
         #: Per partition, oldest first, with the time each is due.
         self._parked: dict[_Place, deque[tuple[Any, int]]] = {}
-        self._stopped = threading.Event()
+        #: Offsets that were written back while one before them was not: not to be written twice.
+        self._written: dict[_Place, set[int]] = {}
+        #: Positions the group has not been told yet.
+        self._ends: dict[_Place, int] = {}
         self._changed = threading.Event()
         with kafka_errors():
             self._consumer = Consumer(
@@ -79,6 +96,10 @@ class Reinjector:
                 except ShinarError as exc:
                     log.warning("kafka re-injector: %s; trying again", exc)
                     self._stopped.wait(_PAUSE_AFTER_ERROR_S)
+                except Exception:
+                    # Without this thread no retry of the worker would ever come back, and nobody would know.
+                    log.exception("kafka re-injector: unexpected; trying again")
+                    self._stopped.wait(_PAUSE_AFTER_ERROR_S)
         finally:
             self._consumer.close()
             self._sender.close()
@@ -87,7 +108,8 @@ class Reinjector:
         self._stopped.set()
 
     def step(self, wait_s: float) -> int:
-        """Read for at most `wait_s`, write back what is due, return how many."""
+        """Read for at most `wait_s`, write back what is due, return how many. What could not be written
+        is an error, after the rest has been settled."""
         if self._changed.is_set():
             self._changed.clear()
             self._subscribe()
@@ -107,7 +129,8 @@ class Reinjector:
     def _forget(self, _consumer: Any, partitions: list[Any]) -> None:
         """Nothing of these was committed; the next owner reads them again."""
         for place in partitions:
-            self._parked.pop((place.topic, place.partition), None)
+            for held in (self._parked, self._written, self._ends):
+                held.pop((place.topic, place.partition), None)
 
     def _until_due(self, wait_s: float) -> float:
         heads = [held[0][1] for held in self._parked.values()]
@@ -136,48 +159,71 @@ class Reinjector:
         now_ms = self._clock.epoch_ms()
         due: list[tuple[_Place, Any]] = []
         for place, held in self._parked.items():
+            written = self._written.get(place, ())
             for message, when_ms in held:
                 if when_ms > now_ms:
                     break
-                due.append((place, message))
-        if not due:
-            return 0
-        unconfirmed: set[int] = set()
-        try:
-            self._sender.send("", [_back(message) for _, message in due])
-        except PublishFailed as exc:
-            unconfirmed = set(exc.unconfirmed)
-            log.warning("kafka re-injector: %s", exc)
-        return self._settle(due, unconfirmed)
-
-    def _settle(self, due: Sequence[tuple[_Place, Any]], unconfirmed: set[int]) -> int:
-        """Commit up to the first unconfirmed one of each partition; those after it go again."""
-        stuck: set[_Place] = set()
-        ends: dict[_Place, int] = {}
+                if message.offset() not in written:
+                    due.append((place, message))
+        failure: PublishFailed | None = None
+        if due:
+            records = self._records([message for _, message in due])
+            try:
+                self._sender.send("", records)
+            except PublishFailed as exc:
+                failure = exc
+        unconfirmed = set(failure.unconfirmed) if failure else set()
         for index, (place, message) in enumerate(due):
-            if index in unconfirmed:
-                stuck.add(place)
-            if place not in stuck:
-                self._parked[place].popleft()
-                ends[place] = message.offset() + 1
+            if index not in unconfirmed:
+                self._written.setdefault(place, set()).add(message.offset())
+        self._settle()
+        if failure is not None:
+            raise failure
+        return len(due)
+
+    def _settle(self) -> None:
+        """Commit up to the first unwritten one of each partition."""
+        for place, written in list(self._written.items()):
+            held = self._parked[place]
+            while held and (offset := held[0][0].offset()) in written:
+                held.popleft()
+                written.discard(offset)
+                self._ends[place] = offset + 1
+            if not written:
+                del self._written[place]
         with kafka_errors(watch=self._watch):
-            if ends:
-                self._consumer.commit(
-                    offsets=[TopicPartition(*place, offset) for place, offset in ends.items()],
-                    asynchronous=False,
-                )
-            empty = [place for place, held in self._parked.items() if not held]
-            for place in empty:
+            for place in [place for place, held in self._parked.items() if not held]:
+                self._consumer.resume([TopicPartition(*place)])
                 del self._parked[place]
-            if empty:
-                self._consumer.resume([TopicPartition(*place) for place in empty])
-        return len(due) - len(unconfirmed)
+            if self._ends:
+                ends = [TopicPartition(*place, offset) for place, offset in self._ends.items()]
+                self._consumer.commit(offsets=ends, asynchronous=False)
+                self._ends.clear()
+
+    def _records(self, messages: Sequence[Any]) -> list[Record]:
+        found: dict[str, bool] = {}
+        records: list[Record] = []
+        for message in messages:
+            tier = work_topic(message.topic())
+            target = own = tier[0] if tier else message.topic()
+            asked = _text(message, ORIGINAL_TOPIC_HEADER) or own
+            if asked != own:
+                if asked not in found:
+                    found[asked] = _may_be_work(asked) and self._cluster.exists(asked)
+                if found[asked]:
+                    target = asked
+                else:
+                    log.warning(
+                        "kafka re-injector: %s[%d]@%d is to go back to %r, which is no topic; it goes to %s",
+                        message.topic(), message.partition(), message.offset(), asked, own,
+                    )  # fmt: skip
+            records.append((target, message.value(), message.key(), unparked(message.headers()), 0))
+        return records
 
 
-def _back(message: Any) -> Record:
-    tier = work_topic(message.topic())
-    target = _text(message, ORIGINAL_TOPIC_HEADER) or (tier[0] if tier else message.topic())
-    return target, message.value(), message.key(), unparked(message.headers()), 0
+def _may_be_work(name: str) -> bool:
+    """A tier would park it once more, for ever; Kafka's own topics take nothing from a client."""
+    return is_topic(name) and work_topic(name) is None and not name.startswith("__")
 
 
 def _text(message: Any, wanted: str) -> str | None:

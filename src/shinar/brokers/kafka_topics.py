@@ -20,9 +20,15 @@ log = logging.getLogger(__name__)
 _SLICE_S: Final = 2.0
 #: How long a freshly made topic may take until it has a leader.
 _LEADER_WAIT_S: Final = 10.0
-#: How long a cluster keeps records where it does not tell us: its own default.
+#: What a cluster does by its own default, for where it does not tell us: how long it keeps records, and
+#: the largest it takes.
 _RETENTION_MS: Final = 7 * 24 * 3_600_000
+_RECORD_BYTES: Final = 1_048_588
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def is_topic(name: str) -> bool:
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 class Topics:
@@ -38,7 +44,7 @@ class Topics:
     def ensure(self, topic: str) -> None:
         if topic in self._known:
             return
-        if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        if not is_topic(topic):
             raise ConfigError(
                 f"{topic!r} is not a Kafka topic; use 1 to 249 of letters, digits, dot, dash, underscore"
             )
@@ -67,18 +73,21 @@ class Topics:
         """Retention goes by a record's own timestamp: one older than this would be deleted soon, or
         at once, read or not."""
         if topic not in self._retention_ms:
-            self._retention_ms[topic] = self._ask_retention_ms(topic)
+            self._retention_ms[topic] = self._ask(topic, "retention.ms", _RETENTION_MS)
         retention_ms = self._retention_ms[topic]
         return 0 if retention_ms < 0 else now_ms - retention_ms // 2
 
-    def _ask_retention_ms(self, topic: str) -> int:
+    def limit_bytes(self, topic: str) -> int:
+        return self._ask(topic, "max.message.bytes", _RECORD_BYTES)
+
+    def _ask(self, topic: str, name: str, default: int) -> int:
         asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
         try:
             answer = self._client().describe_configs([asked], request_timeout=self._settings.timeout_s)
-            return int(answer[asked].result()["retention.ms"].value)
+            return int(answer[asked].result()[name].value)
         except (KafkaException, KeyError, TypeError, ValueError) as exc:
-            log.info("kafka %s: retention not told, taking 7 days: %s", topic, exc)
-            return _RETENTION_MS
+            log.info("kafka %s: %s not told, taking %d: %s", topic, name, default, exc)
+            return default
 
     def _client(self) -> AdminClient:
         if self._admin is None:

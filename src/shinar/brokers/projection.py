@@ -7,6 +7,7 @@ be written. User headers ride along; a contract name wins a collision.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
@@ -14,6 +15,7 @@ import msgspec
 
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.envelope.model import valid_identity
+from shinar.errors import ContractError, Unsupported
 
 APP_ID: Final = "babelqueue"
 CONTENT_TYPE: Final = "application/json"
@@ -71,6 +73,9 @@ RESERVED: Final = frozenset(
 
 _CONSTANTS: Final = {"app_id": APP_ID, "content_type": CONTENT_TYPE}
 _INT64: Final = range(-(2**63), 2**63)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+#: A hundred years, in seconds: longer is a mistake, and past what clients and servers can write down.
+MAX_DELAY_S: Final = 100 * 365.25 * 86_400
 
 
 class _Seen(msgspec.Struct):
@@ -104,6 +109,9 @@ def project(binding: str, message: Outgoing) -> Projection:
     headers = slots["header"]
     for name, text in message.headers.items():
         if name and text and name not in RESERVED:
+            both = f"{name}{text}"
+            if not both.isascii() and _SURROGATE.search(both):
+                raise ContractError(f"header {name!a} has a lone surrogate; send text that UTF-8 can write")
             headers[name] = text
     return Projection(slots["property"], slots["annotation"], headers)
 
@@ -114,8 +122,30 @@ def user_headers(headers: Mapping[str, Any]) -> dict[str, str]:
     for name, value in headers.items():
         if name in RESERVED or value is None:
             continue
-        found[name] = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        found[name] = plain_text(value)
     return found
+
+
+def plain_text(value: Any) -> str:
+    """A native value as a header's text. A client may bring types of its own (proton's int32), which
+    are numbers all the same but print as something else."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(int(value))
+    return str(float(value) if isinstance(value, float) else value)
+
+
+def checked_delay_s(broker: str, delay_s: float) -> float:
+    """For the brokers whose own limit is the range of a clock: refuse what no clock shows, before
+    anything is sent."""
+    if not delay_s <= MAX_DELAY_S:  # so written, it is true of NaN
+        raise Unsupported(
+            broker,
+            f"delay a message by {delay_s:g} s",
+            f"the longest delay is {MAX_DELAY_S:.0f} s, a hundred years; keep the message elsewhere",
+        )
+    return delay_s
 
 
 def contract_properties(headers: Mapping[str, Any]) -> dict[str, Any]:

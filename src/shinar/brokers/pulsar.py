@@ -15,7 +15,12 @@ import msgspec
 import pulsar
 
 from shinar.brokers.contract import NOTHING, Broker, Delivery, Depth, Lapsed, Outgoing
-from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.brokers.projection import (
+    checked_delay_s,
+    contract_properties,
+    project,
+    user_headers,
+)
 from shinar.brokers.pulsar_admin import Admin
 from shinar.brokers.pulsar_client import BROKER, Parcel, open_client, pulsar_errors, send_all
 from shinar.brokers.pulsar_hello import greet
@@ -134,7 +139,7 @@ class PulsarBroker:
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
         held = self._held(deliveries)
-        if delay_s > 0:
+        if checked_delay_s(BROKER, delay_s) > 0:
             for queue in {delivery.queue for delivery in held}:
                 mine = [delivery for delivery in held if delivery.queue == queue]
                 self._copy_then_ack(queue, mine, [_again(delivery, delay_s) for delivery in mine])
@@ -166,6 +171,12 @@ class PulsarBroker:
                 "?admin=http://host:8080 so that it can be told apart",
             )
         topic = self._topic(queue)
+        if self._admin.partitions(topic):
+            raise Unsupported(
+                BROKER,
+                f"browse {queue}",
+                f"it is partitioned and has no order as a whole; browse {queue}-partition-0 and so on",
+            )
         mark, ranges = self._admin.consumed(topic, self._subscription)
         with pulsar_errors(queue):
             start = pulsar.MessageId(-1, *mark, -1) if mark[0] >= 0 else pulsar.MessageId.earliest
@@ -225,8 +236,7 @@ class PulsarBroker:
         producer = self._producers.get(queue)
         if producer is None:
             if self._declare and queue not in self._consumers:
-                # A consumer that asks for nothing: it makes the subscription and takes no message.
-                self._subscribe(queue, 0).close()
+                self._declare_subscription(queue)
             with pulsar_errors(queue):
                 producer = self._producers[queue] = self._client.create_producer(
                     self._topic(queue),
@@ -237,10 +247,19 @@ class PulsarBroker:
                 )
         return producer
 
+    def _declare_subscription(self, queue: str) -> None:
+        """By consumers that ask for nothing: they make the subscription and take no message. The client
+        has such consumers for one topic only, so each partition gets its own."""
+        with pulsar_errors(queue):
+            parts = self._client.get_topic_partitions(self._topic(queue))
+        for part in parts:
+            self._subscribe(part, 0).close()
+
     def _checked_key(self, queue: str, message: Outgoing) -> str | None:
         """What can be refused is refused before anything is sent."""
         if len(message.body) > self._max_body_bytes:
             raise BodyTooLarge(len(message.body), self._max_body_bytes, broker=BROKER, queue=queue)
+        checked_delay_s(BROKER, message.delay_s)
         return _text_key(message.key)
 
     def _send(self, queue: str, parcels: Iterable[Parcel], total: int) -> None:

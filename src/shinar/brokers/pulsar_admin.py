@@ -15,6 +15,7 @@ BROKER: Final = "pulsar"
 #: As the broker writes it: [(3:1..3:4],(3:6..4:0]], each open on the left.
 _RANGE: Final = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 
+_OLDEST: Final = "earliestMsgPublishTimeInBacklog"
 #: (ledger, entry): where a message is
 Position = tuple[int, int]
 
@@ -29,9 +30,20 @@ class Admin:
 
     def counts(self, topic: str, subscription: str) -> dict[str, Any] | None:
         """The statistics of one subscription; None when the topic has no such subscription."""
-        found = self._get(topic, "stats?getPreciseBacklog=true&getEarliestTimeInBacklog=true")
-        mine: dict[str, Any] | None = found.get("subscriptions", {}).get(subscription)
-        return mine
+        asked = "getPreciseBacklog=true&getEarliestTimeInBacklog=true"
+        if not self.partitions(topic):
+            return _mine(self._get(topic, f"stats?{asked}"), subscription)
+        found = self._get(topic, f"partitioned-stats?{asked}&perPartition=true")
+        whole = _mine(found, subscription)
+        if whole is not None:
+            # The server adds the counts up, but takes an empty partition's 0 for the oldest message.
+            parts = [_mine(part, subscription) or {} for part in found.get("partitions", {}).values()]
+            whole[_OLDEST] = min((ms for part in parts if (ms := part.get(_OLDEST, 0)) > 0), default=0)
+        return whole
+
+    def partitions(self, topic: str) -> int:
+        """0 for a topic that is not partitioned, or does not exist."""
+        return int(self._get(topic, "partitions").get("partitions", 0))
 
     def consumed(self, topic: str, subscription: str) -> tuple[Position, list[tuple[Position, Position]]]:
         """Everything up to the first position is acknowledged, and then everything within the
@@ -61,6 +73,11 @@ class Admin:
             raise BrokerUnavailable(
                 f"no usable answer from ?admin=: {exc}", broker=BROKER, queue=topic
             ) from None
+
+
+def _mine(stats: dict[str, Any], subscription: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = stats.get("subscriptions", {}).get(subscription)
+    return found
 
 
 def _refused(status: int, topic: str) -> BrokerError:

@@ -4,44 +4,43 @@ Connections and threads are in rabbitmq_link, publishing and consuming in their 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 import pika
 from pika import exceptions
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
-from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.brokers.projection import contract_properties, user_headers
 from shinar.brokers.rabbitmq_consume import Consumer, Receipt
 from shinar.brokers.rabbitmq_errors import incomplete, translated
 from shinar.brokers.rabbitmq_frames import Content, properties_of
 from shinar.brokers.rabbitmq_link import IoThread, Link
+from shinar.brokers.rabbitmq_message import BROKER_HEADERS, as_it_came, piece
 from shinar.brokers.rabbitmq_publish import Incomplete, Piece, Publisher
+from shinar.brokers.rabbitmq_queues import QueueType, declare, declare_delay_queue, delay_steps_ms
 from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import BrokerError, ConfigError, Unsupported
+from shinar.errors import BrokerError, ConfigError, PublishFailed, Unsupported
 from shinar.settlement.traits import Traits
 
 OPTIONS: Final = frozenset(
     {
-        "declare", "queue_type", "heartbeat_s", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
+        "declare", "queue_type", "delay_type", "heartbeat_s", "timeout_s",
+        "tls_ca", "tls_cert", "tls_key", "tls_verify",
     }
 )  # fmt: skip
 
 #: Longest delay: the broker keeps times in unsigned 32-bit milliseconds, and a delay queue must outlive it.
 MAX_DELAY_S: Final = 4_000_000.0
-#: How long a delay queue outlives the last message that can be in it, in milliseconds.
-DELAY_QUEUE_GRACE_MS: Final = 60_000
 #: A delay queue declared this recently need not be declared again, in seconds.
 DELAY_QUEUE_FRESH_S: Final = 10.0
-#: The protocol's limit for a short string, such as a property.
-SHORT_STRING_BYTES: Final = 255
-#: Headers the broker adds; they are neither the user's nor the contract's.
-BROKER_HEADERS: Final = re.compile(r"x-(death|first-death-.*|last-death-.*|delivery-count|acquired-count)$")
 DELIVERY_COUNT: Final = "x-delivery-count"
+#: Only deliveries of a stream have it; AMQP tells a queue's type in no other way.
+STREAM_OFFSET: Final = "x-stream-offset"
+#: AMQP writes it in 16 bits.
+MAX_HEARTBEAT_S: Final = 65535
 #: Contract properties that AMQP carries outside the header table.
 NATIVE: Final = ("type", "correlation_id", "message_id", "app_id", "content_type")
 
@@ -62,11 +61,19 @@ def connect(url: BrokerUrl, clock: Clock) -> RabbitBroker:
     return RabbitBroker(url, clock)
 
 
-def _queue_type(url: BrokerUrl) -> str:
-    kind = url.option("queue_type", "classic")
-    if kind not in ("classic", "quorum"):
-        raise ConfigError(f"{kind!r} is neither classic nor quorum", setting="?queue_type=")
-    return kind
+def _queue_type(url: BrokerUrl, option: str = "queue_type", default: QueueType = "classic") -> QueueType:
+    kinds: dict[str, QueueType] = {"classic": "classic", "quorum": "quorum"}
+    kind = url.option(option, default)
+    if kind not in kinds:
+        raise ConfigError(f"{kind!r} is neither classic nor quorum", setting=f"?{option}=")
+    return kinds[kind]
+
+
+def _heartbeat_s(url: BrokerUrl) -> int:
+    wanted = math.ceil(url.number("heartbeat_s", 30, least=0))
+    if wanted > MAX_HEARTBEAT_S:
+        raise ConfigError(f"is at most {MAX_HEARTBEAT_S}; 0 switches heartbeats off", setting="?heartbeat_s=")
+    return wanted
 
 
 def _parameters(url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
@@ -79,7 +86,7 @@ def _parameters(url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         port=url.port or (5671 if secure else 5672),
         virtual_host=url.path or "/",
         credentials=pika.PlainCredentials(url.user or "guest", url.password or "guest"),
-        heartbeat=int(url.number("heartbeat_s", 30, least=0)),
+        heartbeat=_heartbeat_s(url),
         ssl_options=secure,
         socket_timeout=timeout_s,
         stack_timeout=timeout_s,
@@ -99,9 +106,10 @@ class RabbitBroker:
         self._parameters = _parameters(url, self._timeout_s)
         self._declares = url.flag("declare", True)
         self._arguments = {"x-queue-type": "quorum"} if _queue_type(url) == "quorum" else {}
+        self._delay_type = _queue_type(url, "delay_type", "quorum")
         self._known: set[str] = set()
-        #: Delay queue -> when it was last declared (monotonic seconds).
-        self._delay_queues: dict[str, float] = {}
+        #: Target and delay in ms -> the delay queue and when it was last declared (monotonic seconds).
+        self._delay_queues: dict[tuple[str, int], tuple[str, float]] = {}
         self._io = IoThread()
         self._publisher: Publisher | None = None
         self._publish_link: Link | None = None
@@ -149,11 +157,11 @@ class RabbitBroker:
         if queue in self._known:
             return
         try:
-            _declare(link, queue, passive=True)
+            declare(link, queue, passive=True)
         except exceptions.ChannelClosedByBroker as exc:
             if exc.reply_code != 404 or not self._declares:
                 raise
-            _declare(link, queue, arguments=self._arguments)
+            declare(link, queue, arguments=self._arguments)
         self._known.add(queue)
 
     def _delay_queue(self, link: Link, queue: str, delay_s: float) -> str:
@@ -162,25 +170,20 @@ class RabbitBroker:
                 "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {MAX_DELAY_S:g} s; send it later"
             )
         delay_ms = delay_steps_ms(delay_s)
-        name = f"{queue}.delay.{delay_ms}"
+        known = self._delay_queues.get((queue, delay_ms))
         now_s = self._clock.monotonic_s()
-        if now_s - self._delay_queues.get(name, -math.inf) > DELAY_QUEUE_FRESH_S:
-            # Declaring again is what keeps it from expiring: publishing to it does not.
-            arguments = {
-                "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": queue,
-                "x-message-ttl": delay_ms,
-                "x-expires": delay_ms + DELAY_QUEUE_GRACE_MS,
-            }
-            _declare(link, name, arguments=arguments)
-            self._delay_queues[name] = now_s
+        if known is not None and now_s - known[1] <= DELAY_QUEUE_FRESH_S:
+            return known[0]
+        # Declaring again is what keeps it from expiring: publishing to it does not.
+        name = declare_delay_queue(link, queue, delay_ms, self._delay_type)
+        self._delay_queues[queue, delay_ms] = (name, now_s)
         return name
 
     # -- the contract
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         with translated(queue):
-            self._send(queue, [(_piece(message), message.delay_s) for message in messages])
+            self._send(queue, [(piece(message, queue), message.delay_s) for message in messages])
 
     def _send(self, queue: str, messages: Sequence[tuple[Piece, float]]) -> None:
         """All of them confirmed, in their order per delay."""
@@ -201,7 +204,7 @@ class RabbitBroker:
                 pending -= set(indices) - {indices[i] for i in (*exc.returned, *exc.refused, *exc.unknown)}
                 if exc.returned:
                     self._known.discard(queue)
-                    self._delay_queues.pop(place, None)
+                    self._delay_queues = {k: v for k, v in self._delay_queues.items() if v[0] != place}
                 raise incomplete(exc, queue, len(messages), tuple(sorted(pending))) from exc
             pending -= set(indices)
 
@@ -218,6 +221,8 @@ class RabbitBroker:
 
     def _delivery(self, queue: str, life: str, content: Content, now_ms: int) -> Delivery:
         native, table = properties_of(content.properties)
+        if STREAM_OFFSET in table:
+            raise Unsupported("rabbitmq", f"consume the stream {queue}", "use a classic or a quorum queue")
         # Quorum queues leave the count out of a first delivery.
         count = table.get(DELIVERY_COUNT, self.traits.count_base)
         properties = contract_properties(table)
@@ -243,17 +248,29 @@ class RabbitBroker:
             return self._settle(deliveries, requeue=True)
         held, lapsed = self._split(deliveries)
         for queue in {delivery.queue for delivery, _ in held}:
-            part = [(delivery, properties) for delivery, properties in held if delivery.queue == queue]
-            with translated(queue):
-                self._send(queue, [((d.body, _as_it_came(p)), delay_s) for d, p in part])
-        return lapsed + self._settle([delivery for delivery, _ in held])
+            part = [(d, (d.body, as_it_came(p)), delay_s) for d, p in held if d.queue == queue]
+            lapsed += self._copy_then_ack(queue, part)
+        return lapsed
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         held, lapsed = self._split([delivery for delivery, _ in copies])
         mine = {delivery.receipt for delivery, _ in held}
-        kept = [(delivery, copy) for delivery, copy in copies if delivery.receipt in mine]
-        self.publish(queue, [copy for _, copy in kept])
-        return lapsed + self._settle([delivery for delivery, _ in kept])
+        kept = [(d, piece(copy, queue), copy.delay_s) for d, copy in copies if d.receipt in mine]
+        return lapsed + self._copy_then_ack(queue, kept)
+
+    def _copy_then_ack(self, queue: str, copies: Sequence[tuple[Delivery, Piece, float]]) -> Lapsed:
+        """What was confirmed is settled even if the rest was not: its copy would come a second time."""
+        unconfirmed: frozenset[int] = frozenset()
+        failure: PublishFailed | None = None
+        try:
+            with translated(queue):
+                self._send(queue, [(copy, delay_s) for _, copy, delay_s in copies])
+        except PublishFailed as exc:
+            failure, unconfirmed = exc, frozenset(exc.unconfirmed)
+        lapsed = self._settle([d for index, (d, _, _) in enumerate(copies) if index not in unconfirmed])
+        if failure is not None:
+            raise failure
+        return lapsed
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         """A delivery is ours as long as the channel lives; there is nothing to renew."""
@@ -307,7 +324,7 @@ class RabbitBroker:
     def depth(self, queue: str) -> Depth:
         with translated(queue):
             self._consume_link = self._link(self._consume_link)
-            ready = _declare(self._consume_link, queue, passive=True)
+            ready = declare(self._consume_link, queue, passive=True)
         mine = self._consumers.get(queue)
         return Depth(ready=ready + (len(mine.buffer) if mine else 0))
 
@@ -316,61 +333,3 @@ class RabbitBroker:
             if link is not None:
                 link.close()
         self._io.stop()
-
-
-def delay_steps_ms(delay_s: float) -> int:
-    """Up to two significant digits: every distinct delay needs a queue of its own, and jittered
-    delays must not make thousands of them."""
-    exact = max(1, math.ceil(delay_s * 1000))
-    step: int = 10 ** max(0, len(str(exact)) - 2)
-    return -(-exact // step) * step
-
-
-def _declare(
-    link: Link, queue: str, *, passive: bool = False, arguments: dict[str, Any] | None = None
-) -> int:
-    """On a channel of its own, because a refusal closes the channel. Returns the ready count."""
-    failed: list[Future[int]] = []
-
-    def closed(reason: BaseException) -> None:
-        if failed and not failed[0].done():
-            failed[0].set_exception(reason)
-
-    channel = link.channel(closed)
-
-    def ask(answer: Future[int]) -> None:
-        failed.append(answer)
-
-        def declared(frame: Any) -> None:
-            answer.set_result(int(frame.method.message_count))
-            channel.close()
-
-        channel.queue_declare(queue, passive=passive, durable=True, arguments=arguments, callback=declared)
-
-    return int(link.ask(ask))
-
-
-def _piece(message: Outgoing) -> Piece:
-    projected = project("rabbitmq", message)
-    # A property that does not fit is left out: the body has it, and a record must always be writable.
-    native = {
-        name: value
-        for name, value in projected.properties.items()
-        if len(value.encode("utf-8", "replace")) <= SHORT_STRING_BYTES
-    }
-    properties = pika.BasicProperties(
-        **native,
-        content_encoding="utf-8",
-        delivery_mode=pika.DeliveryMode.Persistent.value,
-        headers=dict(projected.headers),
-    )
-    return message.body, properties
-
-
-def _as_it_came(encoded: bytes) -> pika.BasicProperties:
-    """For a copy: everything but what the broker wrote."""
-    properties = pika.BasicProperties()
-    properties.decode(encoded)
-    if properties.headers:
-        properties.headers = {k: v for k, v in properties.headers.items() if not BROKER_HEADERS.match(k)}
-    return properties

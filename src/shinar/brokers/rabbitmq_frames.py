@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from pika.data import decode_table
+from shinar.brokers.rabbitmq_table import read_table, thinned
 
 _FRAME: Final = struct.Struct(">BHI")
 _METHOD_ID: Final = struct.Struct(">I")
@@ -33,6 +33,7 @@ _LAYOUT: Final = (
     (1 << 9, "reply_to", "s"), (1 << 8, "expiration", "s"), (1 << 7, "message_id", "s"),
     (1 << 6, "timestamp", "q"), (1 << 5, "type", "s"), (1 << 4, "user_id", "s"), (1 << 3, "app_id", "s"),
 )  # fmt: skip
+_FLAG_OF: Final = {name: flag for flag, name, _ in _LAYOUT}
 
 
 class Content(NamedTuple):
@@ -115,32 +116,59 @@ class Stream:
 
 def properties_of(encoded: bytes) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """The properties that are present, and the header table."""
-    flags = _FLAGS.unpack_from(encoded)[0]
-    at = _FLAGS.size
     found: dict[str, Any] = {}
     table: Mapping[str, Any] = {}
+    for name, form, start, end in _spans(encoded):
+        if form == "s":
+            found[name] = encoded[start + 1 : end].decode("utf-8", "replace")
+        elif form == "t":
+            table = _table(encoded[start + _METHOD_ID.size : end])
+        elif form == "b":
+            found[name] = encoded[start]
+        else:
+            found[name] = _NUMBER.unpack_from(encoded, start)[0]
+    return found, table
+
+
+def without(encoded: bytes, property_: str, keep: Callable[[str], bool]) -> bytes:
+    """The same properties without one of them, and with those headers only that are kept."""
+    flags = 0
+    parts: list[bytes] = []
+    for name, form, start, end in _spans(encoded):
+        if name == property_:
+            continue
+        flags |= _FLAG_OF[name]
+        if form == "t":
+            table = thinned(encoded[start + _METHOD_ID.size : end], keep)
+            parts.append(_METHOD_ID.pack(len(table)) + table)
+        else:
+            parts.append(encoded[start:end])
+    return _FLAGS.pack(flags) + b"".join(parts)
+
+
+def _spans(encoded: bytes) -> Iterator[tuple[str, str, int, int]]:
+    """Name, form, start and end of each property that is present, up to the first damaged one."""
+    flags = _FLAGS.unpack_from(encoded)[0] if len(encoded) >= _FLAGS.size else 0
+    at = _FLAGS.size
     for flag, name, form in _LAYOUT:
         if not flags & flag:
             continue
-        if form == "s":
-            end = at + 1 + encoded[at]
-            found[name] = encoded[at + 1 : end].decode("utf-8", "replace")
-            at = end
-        elif form == "t":
-            end = at + 4 + _METHOD_ID.unpack_from(encoded, at)[0]
-            table = _table(encoded[at:end])
-            at = end
-        elif form == "b":
-            found[name] = encoded[at]
-            at += 1
-        else:
-            found[name] = _NUMBER.unpack_from(encoded, at)[0]
-            at += 8
-    return found, table
+        start = at
+        try:
+            if form == "s":
+                at += 1 + encoded[at]
+            elif form == "t":
+                at += _METHOD_ID.size + _METHOD_ID.unpack_from(encoded, at)[0]
+            else:
+                at += 1 if form == "b" else _NUMBER.size
+        except (IndexError, struct.error):
+            return
+        if at > len(encoded):
+            return
+        yield name, form, start, at
 
 
 @functools.lru_cache(maxsize=512)
 def _table(encoded: bytes) -> Mapping[str, Any]:
     """The contract's headers hardly differ from message to message. Read-only by agreement."""
-    decoded: Mapping[str, Any] = decode_table(encoded, 0)[0]
-    return decoded
+    return read_table(encoded)

@@ -4,6 +4,7 @@ The queue's own mechanics are in redis_queue, the sleeping in redis_wait."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -16,6 +17,7 @@ from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.redis_frame import frame, unframe
 from shinar.brokers.redis_queue import RedisQueue, Reservation, Settings, Step, Write, open_queue
 from shinar.brokers.redis_wait import Watch
+from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import (
@@ -50,6 +52,9 @@ BROWSE_PAGE: Final = 100
 #: The only header that must not be dropped: without it a redrive repeats side effects.
 BYPASS_HEADER: Final = "bq-replay-bypass"
 
+#: Answers of a server that will take the same command later: replicas missing, a failover, a long script.
+_PASSING: Final = re.compile(r"\b(NOREPLICAS|MASTERDOWN|BUSY|TRYAGAIN)\b")
+
 _T = TypeVar("_T")
 
 
@@ -71,7 +76,8 @@ def settings(url: BrokerUrl) -> Settings:
         )
     return Settings(
         layout=layouts[layout],
-        retry_after_s=None if never else url.number(name, DEFAULT_RETRY_AFTER_S),
+        # With none at all the same message would go to everybody who asks.
+        retry_after_s=None if never else url.number(name, DEFAULT_RETRY_AFTER_S, least=0.001),
         migration_batch_size=batch,
         prefix=url.option("prefix", DEFAULT_PREFIX),
         hash_tags=url.flag("hash_tags") or url.flag("cluster"),
@@ -117,6 +123,7 @@ def _client(url: BrokerUrl) -> redis.Redis:
         "protocol": 2,
     }
     if url.scheme == "rediss":
+        tls_context(url)  # a file that cannot be read is told here, as what it is
         verify = url.flag("tls_verify", True)
         options |= {
             "ssl": True,
@@ -127,6 +134,10 @@ def _client(url: BrokerUrl) -> redis.Redis:
             "ssl_check_hostname": verify,
         }
     if url.flag("cluster"):
+        if int(url.path or 0):
+            raise ConfigError(
+                f"a cluster has database 0 only; leave /{url.path} out of the URL", setting="?cluster="
+            )
         with _translated(""):
             return redis.RedisCluster(**options)  # type: ignore[return-value]  # same commands
     return redis.Redis(db=int(url.path or 0), **options)
@@ -143,7 +154,14 @@ class RedisBroker:
 
     def _queue(self, name: str) -> RedisQueue:
         if name not in self._queues:
-            self._queues[name] = open_queue(self._client, name, self._clock, self._settings)
+            opened = open_queue(self._client, name, self._clock, self._settings)
+            if self._settings.hash_tags and not _tag(opened.keys.ready):
+                raise Unsupported(
+                    "redis with hash tags",
+                    f"keep the queue {name!r} in one slot",
+                    "give it a name, and write braces as in {shop}:orders or not at all",
+                )
+            self._queues[name] = opened
         return self._queues[name]
 
     def _write(self, queue: str, message: Outgoing) -> Write:
@@ -186,7 +204,10 @@ class RedisBroker:
                 if batch.put_back:
                     self._clock.sleep(min(pause_s, TWIN_PAUSE_S))
                 else:
-                    self._watch.wait(source.keys.ready, pause_s)
+                    until_s = self._clock.epoch_s() + pause_s
+                    if batch.next_due_s is not None:
+                        until_s = min(until_s, batch.next_due_s)
+                    self._watch.wait(source.keys, pause_s, until_s)
 
     def _delivery(self, queue: str, reservation: Reservation, now_ms: int) -> Delivery:
         body, headers = unframe(reservation.raw) if self.traits.headers else (reservation.raw, NOTHING)
@@ -271,11 +292,14 @@ class RedisBroker:
         self._client.close()
 
 
-def _one_slot(source: RedisQueue, target: RedisQueue) -> bool:
-    def tag(key: str) -> str:
-        return key.partition("{")[2].partition("}")[0]
+def _tag(key: str) -> str:
+    """What Redis hashes instead of the whole key; "" when it hashes that."""
+    inner, closed, _ = key.partition("{")[2].partition("}")
+    return inner if closed else ""
 
-    return tag(source.keys.ready) == tag(target.keys.ready)
+
+def _one_slot(source: RedisQueue, target: RedisQueue) -> bool:
+    return _tag(source.keys.ready) == _tag(target.keys.ready)
 
 
 def _move_in_two(source: RedisQueue, steps: Sequence[Step], target: RedisQueue) -> list[bool]:
@@ -294,6 +318,10 @@ def _translated(queue: str) -> Iterator[None]:
     try:
         yield
     except redis.exceptions.RedisClusterException as exc:
+        if "Cluster mode is not enabled" in str(exc):
+            raise ConfigError("this server is no cluster; leave it out", setting="?cluster=") from exc
+        if isinstance(exc.__cause__, redis.RedisError):  # a wrong password, for one
+            raise _error(exc.__cause__, queue) from exc
         raise BrokerUnavailable(f"the cluster does not answer: {exc}", broker="redis", queue=queue) from exc
     except redis.RedisError as exc:
         raise _error(exc, queue) from exc
@@ -313,6 +341,15 @@ def _error(exc: redis.RedisError, queue: str) -> BrokerError:
             return BrokerUnavailable(f"takes no writes now: {text}", **where)
         case redis.ConnectionError() | redis.TimeoutError():
             return BrokerUnavailable(f"cannot be reached: {text}", **where)
+        case redis.exceptions.MovedError() | redis.exceptions.ClusterCrossSlotError():
+            return BrokerError(f"this server is part of a cluster: add ?cluster=1 (slot: {text})", **where)
+    return _refusal(text, where)
+
+
+def _refusal(text: str, where: dict[str, str]) -> BrokerError:
+    """What the client has no class for: the server's own words say it."""
+    if _PASSING.search(text):
+        return BrokerUnavailable(f"takes no writes now: {text}", **where)
     if "MISCONF" in text:
         return BrokerFull("cannot write its snapshot to disk; free space there", **where)
     if "WRONGTYPE" in text:

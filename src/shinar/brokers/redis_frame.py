@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from shinar.brokers.contract import NOTHING
+from shinar.errors import ContractError
 
 _MARK: Final = b'"__bq_frame"'
 
@@ -35,7 +36,12 @@ def frame(body: bytes, headers: Mapping[str, str]) -> bytes:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         return body
-    return msgspec.json.encode({"__bq_frame": 1, "headers": kept, "body": text})
+    try:
+        return msgspec.json.encode({"__bq_frame": 1, "headers": kept, "body": text})
+    except UnicodeEncodeError as exc:
+        raise ContractError(
+            f"the header text {exc.object!a:.60} has a lone surrogate; send text that UTF-8 can write"
+        ) from None
 
 
 def unframe(value: bytes) -> tuple[bytes, Mapping[str, str]]:

@@ -1,11 +1,11 @@
-"""Sleeping until a Redis list gets an element, without taking it.
+"""Sleeping until a Redis queue gets a message, ready or soon due, without taking it.
 
 A blocking pop would take the message out of the list before any script can write its deadline;
 a worker killed between the two would strand it, and the contract forbids sweeping entries that
 have no deadline. So we let the server tell us instead: client-side caching (CLIENT TRACKING)
 sends one message when a key that this connection has read is written by anybody. Foreign
 producers need to do nothing for it, and there is no moment in which a crash loses anything.
-Where the server or its ACL refuses tracking, and on a cluster, the list is looked at in
+Where the server or its ACL refuses tracking, and on a cluster, the queue is looked at in
 growing steps.
 """
 
@@ -16,10 +16,14 @@ from typing import Any, Final
 import redis
 
 from shinar.clock import Clock
+from shinar.settlement.redis import Keys
 
 #: First and longest pause of the fallback, in seconds.
 POLL_FIRST_S: Final = 0.01
 POLL_LONGEST_S: Final = 0.25
+
+#: A command that reads one key, and its arguments.
+Command = tuple[str, ...]
 
 
 class Watch:
@@ -32,24 +36,31 @@ class Watch:
         # A cluster client has no connection of its own; there we look.
         self._tracking = isinstance(client, redis.Redis)
 
-    def wait(self, key: str, seconds: float) -> None:
-        """Return when `key` may have elements, or after `seconds`."""
+    def wait(self, keys: Keys, seconds: float, until_s: float) -> None:
+        """Return when something is ready, when something became delayed that is due before the epoch
+        second `until_s`, or after `seconds`."""
+        due = ("ZCOUNT", keys.delayed, "-inf", f"({until_s!r}")
         if self._tracking:
             try:
-                self._wait_for_push(key, seconds)
+                self._wait_for_push(("LLEN", keys.ready), due, seconds)
                 return
             except redis.ResponseError:
                 self._tracking = False
             except redis.RedisError:
                 self.close()
                 raise
-        self._poll(key, seconds)
+        self._poll(keys.ready, due, seconds)
 
-    def _wait_for_push(self, key: str, seconds: float) -> None:
+    def _wait_for_push(self, ready: Command, due: Command, seconds: float) -> None:
         connection = self._connection or self._connect()
-        connection.send_command("LLEN", key)
-        # Reading the length arms the watch; an element that came before is seen here.
-        if connection.read_response() == 0 and connection.can_read(timeout=seconds):
+        end = self._clock.monotonic_s() + seconds
+        while True:
+            # Reading arms the watch; what came before is seen here.
+            connection.send_packed_command(connection.pack_commands([ready, due]))
+            found = [connection.read_response() for _ in (ready, due)]
+            left = end - self._clock.monotonic_s()
+            if any(found) or left <= 0 or not connection.can_read(timeout=left):
+                return
             connection.read_response(push_request=True)
 
     def _connect(self) -> Any:
@@ -61,10 +72,10 @@ class Watch:
         connection.read_response()
         return connection
 
-    def _poll(self, key: str, seconds: float) -> None:
+    def _poll(self, key: str, due: Command, seconds: float) -> None:
         end = self._clock.monotonic_s() + seconds
         pause = POLL_FIRST_S
-        while not self._client.llen(key):
+        while not self._client.llen(key) and not self._client.zcount(*due[1:]):
             left = end - self._clock.monotonic_s()
             if left <= 0:
                 return

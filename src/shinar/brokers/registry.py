@@ -62,8 +62,11 @@ def parse(text: str) -> BrokerUrl:
     """A URL as a value; refuses an unknown scheme, but imports no broker."""
     scheme, colon, rest = text.partition("://")
     if not colon:
+        # Whatever stands before an @ may be a password.
+        _, at, place = text.rpartition("@")
+        shown = f"***@{place}" if at else text
         raise ConfigError(
-            f"{text.partition('?')[0]!r} is not a URL; write scheme://host:port/queue", setting="url"
+            f"{shown.partition('?')[0]!r} is not a URL; write scheme://host:port/queue", setting="url"
         )
     scheme = SYNONYMS.get(scheme.lower(), scheme.lower())
     return parse_url(f"{scheme}://{rest}", _row(scheme).path)

@@ -17,6 +17,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from shinar.brokers import servicebus_wire as wire
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.projection import checked_delay_s
 from shinar.brokers.recent import Recent
 from shinar.brokers.servicebus_client import (
     MAX_BODY_BYTES,
@@ -93,7 +94,7 @@ class ServiceBusBroker:
         self._max_body_bytes = self._traits.max_body_bytes or MAX_BODY_BYTES
         self._prefetch = int(url.number("prefetch", 0))
         self._client = open_client(url)
-        self._sessions = Sessions(self._client) if url.flag("sessions") else None
+        self._sessions = Sessions(open_client(url, tries=1)) if url.flag("sessions") else None
         self._senders: dict[str, ServiceBusSender] = {}
         self._receivers: dict[str, ServiceBusReceiver] = {}
         # A second ack of the same delivery is no lost lock.
@@ -224,7 +225,7 @@ class ServiceBusBroker:
         return lapsed
 
     def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
-        if delay_s <= 0:
+        if checked_delay_s(wire.BROKER, delay_s) <= 0:
             return self._each_receiver(deliveries, partial(settle, "abandoned"))
         now_s = self._clock.epoch_s()
         lapsed: list[Delivery] = []
@@ -243,7 +244,7 @@ class ServiceBusBroker:
         """`act` on the lock tokens of each queue, or of each session, and tell which were lost."""
         places: dict[tuple[str, str], list[str]] = {}
         for delivery in deliveries:
-            token, session = delivery.receipt
+            token, session = delivery.receipt[:2]
             places.setdefault((delivery.queue, session if self._sessions else ""), []).append(token)
         lost: set[str] = set()
         for (queue, session), tokens in places.items():
@@ -281,7 +282,7 @@ class ServiceBusBroker:
         # Locked messages come back when their locks end: closing a link does not unlock them.
         handlers: list[Any] = [*self._senders.values(), *self._receivers.values()]
         if self._sessions is not None:
-            handlers += self._sessions.receivers
+            handlers += self._sessions.handlers
         for handler in [*handlers, self._client]:
             # A line that is dead already needs no goodbye.
             with suppress(BrokerUnavailable, OSError), driver_errors():

@@ -55,9 +55,9 @@ _EMULATOR: Final = ("RootManageSharedAccessKey", "SAS_KEY_VALUE")
 Disposition = Literal["completed", "abandoned", "suspended"]
 
 
-def open_client(url: BrokerUrl) -> ServiceBusClient:
+def open_client(url: BrokerUrl, tries: int = 2) -> ServiceBusClient:
     # One quick second try bridges a closed idle link; longer breaks are the worker's business.
-    retry: dict[str, Any] = {"retry_total": 1, "retry_backoff_factor": 0.2, "retry_backoff_max": 2}
+    retry: dict[str, Any] = {"retry_total": tries - 1, "retry_backoff_factor": 0.2, "retry_backoff_max": 2}
     with driver_errors():
         if url.flag("aad"):
             return ServiceBusClient(_host(url), _aad_credential(), **retry)
@@ -78,7 +78,9 @@ def _connection_string(url: BrokerUrl) -> str:
         found = os.environ.get(name)
         if not found:
             raise ConfigError(f"the environment has no {name}", setting="?connection_string_env=")
-        return found
+        # With an entity the SDK refuses every other queue, that of the dead letters too; the URL names ours.
+        parts = found.split(";")
+        return ";".join(part for part in parts if not part.strip().lower().startswith("entitypath="))
     emulator = url.flag("emulator")
     user, key = (url.user, url.password) if url.user else (_EMULATOR if emulator else ("", ""))
     if not (user and key):

@@ -26,6 +26,7 @@ Key = tuple[str, str]
 
 class Sessions:
     def __init__(self, client: ServiceBusClient) -> None:
+        """`client` is ours alone and tries once: it would repeat a fruitless wait for a session."""
         self._client = client
         self._held: dict[Key, ServiceBusReceiver] = {}
         #: Lock tokens handed out and not settled yet.
@@ -43,6 +44,9 @@ class Sessions:
                 return self._handed_out(key, found)
             if not self._out[key]:
                 self._let_go(key)
+        if wait_s <= 0 and any(out for key, out in self._out.items() if key[0] == queue):
+            # To look for another session takes seconds, in which nobody settles or renews what is in hand.
+            return []
         receiver = self._client.get_queue_receiver(
             queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=max(wait_s, MIN_WAIT_S)
         )
@@ -76,5 +80,6 @@ class Sessions:
         self._held.pop(key).close()
 
     @property
-    def receivers(self) -> list[ServiceBusReceiver]:
-        return list(self._held.values())
+    def handlers(self) -> list[Any]:
+        """What is to be closed, in this order."""
+        return [*self._held.values(), self._client]

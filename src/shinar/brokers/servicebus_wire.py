@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,9 +13,16 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpMessageBodyType
 
 from shinar.brokers.contract import Delivery, Outgoing
-from shinar.brokers.projection import contract_properties, project, user_headers
+from shinar.brokers.projection import (
+    checked_delay_s,
+    contract_properties,
+    plain_text,
+    project,
+    user_headers,
+)
 from shinar.errors import ContractError
 
+BROKER: Final = "servicebus"
 #: Deliveries a message had before it was sent again by a delayed release (which resets the broker's count).
 DELIVERIES: Final = "x-shinar-deliveries"
 #: What the service adds to a message in a dead-letter sub-queue; a copy that leaves it is dead no more.
@@ -22,6 +30,8 @@ DEAD_LETTER_NOTES: Final = frozenset({"DeadLetterReason", "DeadLetterErrorDescri
 #: Service Bus takes no longer message or session id.
 MAX_ID: Final = 128
 _INT32: Final = range(-(2**31), 2**31)
+#: What an application property may be besides text. Not bytes: as such the SDK delivers text, too.
+_TYPES: Final = (int, float, uuid.UUID)
 
 
 def message_of(outgoing: Outgoing, now_s: float, *, origin: Delivery | None = None) -> ServiceBusMessage:
@@ -29,9 +39,16 @@ def message_of(outgoing: Outgoing, now_s: float, *, origin: Delivery | None = No
     projected = project("asb", outgoing)
     native = dict(projected.properties)
     headers = dict(projected.headers)
+    place = outgoing.origin if origin is None else f"{origin.queue}\0{origin.position}"
+    if place:
+        native["message_id"] = _copy_id(native.get("message_id", ""), outgoing.body, place)
     if origin is not None:
-        native["message_id"] = _copy_id(native.get("message_id", ""), outgoing, origin)
-        headers = {name: value for name, value in headers.items() if name not in DEAD_LETTER_NOTES}
+        typed = _typed_headers(origin)
+        headers = {
+            name: typed[name] if name in typed and plain_text(typed[name]) == value else value
+            for name, value in headers.items()
+            if name not in DEAD_LETTER_NOTES
+        }
     for name in ("message_id", "correlation_id"):
         if len(native.get(name, "")) > MAX_ID:
             # A redundant view; the body keeps the whole.
@@ -42,7 +59,7 @@ def message_of(outgoing: Outgoing, now_s: float, *, origin: Delivery | None = No
         session_id=session_of(outgoing.key),
         **native,
     )
-    if outgoing.delay_s > 0:
+    if checked_delay_s(BROKER, outgoing.delay_s) > 0:
         due = datetime.datetime.fromtimestamp(now_s + outgoing.delay_s, datetime.UTC)
         message.scheduled_enqueue_time_utc = due
     return message
@@ -76,9 +93,12 @@ def delivery_of(queue: str, message: ServiceBusReceivedMessage, now_ms: int, lea
     """`lease_ms` is for messages that tell no end of their lock: those of a session."""
     locked = None if message.locked_until_utc is None else int(message.locked_until_utc.timestamp() * 1000)
     made = peeked(queue, message, now_ms)
+    found = {_text(name): value for name, value in (message.application_properties or {}).items()}
+    # Headers are text to Shinar; a copy of the message gets them back as what they were.
+    typed = tuple((name, found[name]) for name in made.headers if isinstance(found[name], _TYPES))
     return msgspec.structs.replace(
         made,
-        receipt=(str(message.lock_token), message.session_id or ""),
+        receipt=(str(message.lock_token), message.session_id or "", typed),
         lease_until_ms=locked or now_ms + lease_ms,
     )
 
@@ -104,17 +124,31 @@ def body_of(message: ServiceBusReceivedMessage) -> bytes:
         return b"".join(message.body)
     # Other clients may send one AMQP value; text is taken as the body it stands for.
     value: Any = message.body
-    if isinstance(value, bytes):
-        return value
-    return (value if isinstance(value, str) else str(value)).encode()
+    if message.body_type is AmqpMessageBodyType.SEQUENCE:
+        # Text or bytes in pieces are joined; anything else can only be shown as it is.
+        pieces = [piece for part in value for piece in (part if isinstance(part, list) else [part])]
+        joined = all(isinstance(piece, str | bytes) for piece in pieces)
+        return b"".join(map(_bytes_of, pieces)) if joined else str(pieces).encode()
+    return _bytes_of(value)
 
 
-def _copy_id(own: str, outgoing: Outgoing, origin: Delivery) -> str:
+def _bytes_of(value: Any) -> bytes:
+    if value is None or isinstance(value, bytes):
+        return value or b""
+    return str(value).encode("utf-8", "surrogatepass")
+
+
+def _copy_id(own: str, body: bytes, place: str) -> str:
     """Duplicate detection swallows, and confirms, a second message under the same id. A copy keeps meta.id
-    in its body, so it travels under an id made of the message it replaces: only the very same move,
-    repeated because the first one's settlement was lost, is a duplicate."""
-    place = f"{origin.queue}\0{origin.position}\0".encode()
-    return f"{own[:90]}:{hashlib.sha256(place + outgoing.body).hexdigest()[:32]}"
+    in its body, so it travels under an id made of the message it replaces (`place`): only the very same
+    copy, repeated because the first one's settlement was lost, is a duplicate."""
+    digest = hashlib.sha256(f"{place}\0".encode() + body).hexdigest()
+    return f"{own[:90]}:{digest[:32]}"
+
+
+def _typed_headers(origin: Delivery) -> dict[str, Any]:
+    """The headers of the original that were no text; `delivery_of` put them into its receipt."""
+    return dict(origin.receipt[2]) if origin.receipt and len(origin.receipt) > 2 else {}
 
 
 def _typed(value: Any) -> Any:

@@ -12,12 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
-
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.sql_dialects import table_name, unwrap
 from shinar.brokers.sql_session import CONNECT_OPTIONS, Database, check_options
-from shinar.brokers.sql_table import DEFAULT_PREFIX, Statements, channel, check_queue, insert, schema_sql
+from shinar.brokers.sql_table import (
+    DEFAULT_PREFIX,
+    Statements,
+    bytes_of,
+    channel,
+    check_queue,
+    headers_of,
+    insert,
+    schema_sql,
+)
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import BodyTooLarge, ConfigError, UsageError
@@ -38,8 +45,6 @@ PACKET_MARGIN: Final = 65536
 
 #: A message's id and the token of its reservation: enough to settle it from anywhere.
 Receipt = tuple[int, int]
-
-_HEADERS: Final = msgspec.json.Decoder(dict[str, str])
 
 
 def traits(url: BrokerUrl) -> Traits:
@@ -301,11 +306,11 @@ def _delivery(
 ) -> Delivery:
     id_, _, earlier, headers, key, body = row
     return Delivery(
-        body=bytes(body),
+        body=bytes_of(body),
         queue=queue,
         receipt=None if token is None else (int(id_), token),
-        headers=_HEADERS.decode(headers) if headers else {},
-        key=None if key is None else bytes(key),
+        headers=headers_of(headers),
+        key=None if key is None else bytes_of(key),
         native_count=int(earlier),
         received_ms=received_ms,
         lease_until_ms=until_ms,

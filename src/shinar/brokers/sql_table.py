@@ -6,19 +6,26 @@ Runs on any cursor, the broker's own or one of the caller's transaction. Holds n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from shinar.brokers.contract import Outgoing
+from shinar.brokers.projection import MAX_DELAY_S
 from shinar.brokers.sql_dialects import Dialect, table_name
-from shinar.errors import UsageError
+from shinar.errors import ContractError, UsageError
+
+log: Final = logging.getLogger(__name__)
 
 DEFAULT_PREFIX: Final = "shinar_"
 #: Longest queue name, in bytes: what the narrowest of the three databases indexes.
 MAX_QUEUE_BYTES: Final = 255
+
+_HEADERS: Final = msgspec.json.Decoder(dict[str, str])
 
 
 def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
@@ -105,10 +112,10 @@ def insert(
     rows = [
         (
             queue,
-            now_ms + round(message.delay_s * 1000) if message.delay_s > 0 else now_ms,
+            due_ms(now_ms, message.delay_s),
             now_ms,
-            msgspec.json.encode(dict(message.headers)).decode() if message.headers else None,
-            message.key,
+            headers_text(message.headers),
+            checked_key(message.key),
             message.body,
         )
         for message, now_ms in messages
@@ -116,6 +123,65 @@ def insert(
     cursor.executemany(statements.insert, rows)
     if notify and dialect.notify:
         cursor.execute(dialect.notify, (channel(queue),))
+
+
+# What a row holds beside the body. Written strictly and read leniently: a row nobody can read would
+# hold up its neighbours for good.
+
+
+def headers_text(headers: Mapping[Any, Any]) -> str | None:
+    if not headers:
+        return None
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            kinds = f"{type(name).__name__} to {type(value).__name__}"
+            raise ContractError(f"header {name!r} is {kinds}; both are text: write str(...)")
+    try:
+        return msgspec.json.encode(dict(headers)).decode()
+    except UnicodeEncodeError as exc:
+        raise ContractError(
+            f"the header text {exc.object!a:.60} holds a lone surrogate and is not Unicode"
+        ) from None
+
+
+def headers_of(text: Any) -> dict[str, str]:
+    if not text:
+        return {}
+    try:
+        return _HEADERS.decode(text)
+    except (msgspec.DecodeError, TypeError):
+        pass
+    try:
+        found = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        log.warning("headers of a stored message are no JSON object and are left out: %.200r", text)
+        return {}
+    # Through UTF-8: a lone surrogate would keep the message from going anywhere else.
+    return {_unicode(name): _unicode(str(value)) for name, value in found.items()}
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def checked_key(key: bytes | None) -> bytes | None:
+    if key is not None and not isinstance(key, bytes):
+        raise ContractError(f"an ordering key is bytes, not {type(key).__name__}: encode it")
+    return key
+
+
+def bytes_of(value: Any) -> bytes:
+    """SQLite keeps what it is given: a row written by hand may hold text or a number."""
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()
+
+
+def due_ms(now_ms: int, delay_s: float) -> int:
+    # Written so that NaN is refused too.
+    if not delay_s <= MAX_DELAY_S:
+        raise ContractError(f"a delay of {delay_s} s is none a clock can show; use at most {MAX_DELAY_S:.0f}")
+    return now_ms + round(max(0.0, delay_s) * 1000)
 
 
 def channel(queue: str) -> str:

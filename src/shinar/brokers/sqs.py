@@ -48,6 +48,11 @@ DEFAULT_LEASE_S: Final = 60
 DEFAULT_CONNECTIONS: Final = 8
 #: Longest long poll of one request.
 MAX_POLL_S: Final = 20
+#: So much longer than asked may a wait be: a half second polls for a whole one. It is a little over the
+#: half, because some of a wait has always passed when its length is looked at.
+OVERTIME_S: Final = 0.55
+#: A long poll may end this much early; that is not worth another request.
+EARLY_S: Final = 0.05
 #: SQS swallows a second message under the same deduplication id for this long (FIFO).
 DEDUP_WINDOW_S: Final = 300.0
 
@@ -196,14 +201,16 @@ class SqsBroker:
         until_s = self._clock.monotonic_s() + wait_s
         while True:
             left_s = max(0.0, until_s - self._clock.monotonic_s())
-            found = self._receive(queue, min(limit, wire.BATCH), min(int(left_s), MAX_POLL_S))
+            # SQS waits whole seconds only; simply cut off, a wait of one second would poll for none.
+            poll_s = min(int(left_s + OVERTIME_S), MAX_POLL_S)
+            found = self._receive(queue, min(limit, wire.BATCH), poll_s)
             if found:
                 return found if len(found) < wire.BATCH else self._receive_more(queue, limit, found)
             left_s = until_s - self._clock.monotonic_s()
-            if left_s <= 0:
+            if left_s <= (EARLY_S if poll_s else 0.0):
                 return []
-            if left_s < 1:
-                # SQS waits whole seconds only; the rest is slept, with one last look at the end.
+            if left_s + OVERTIME_S < 1:
+                # Too short for a poll: the rest is slept, with one last look at the end.
                 self._clock.sleep(left_s)
                 until_s = self._clock.monotonic_s()
 

@@ -163,12 +163,13 @@ def _deduplication(message: Outgoing, own_id: str | None, writing: Writing, orig
     """The id under which SQS swallows a second message for five minutes.
 
     A first send goes under meta.id. A copy keeps meta.id, so it needs another one or a retry or a
-    redrive would vanish (and be confirmed!). It is made of the message it replaces: only the
-    very same move, repeated because its delete was lost, is swallowed.
+    redrive would vanish (and be confirmed!). It is made of the message it replaces, which `move` is
+    given and a publisher of copies names in Outgoing.origin: only the very same copy, repeated
+    because the delete of its original was lost, is swallowed.
     """
-    if origin is not None:
-        place = f"{origin.queue}\0{origin.position or origin.receipt}\0".encode()
-        return hashlib.sha256(place + message.body).hexdigest()
+    place = message.origin if origin is None else f"{origin.queue}\0{origin.position or origin.receipt}"
+    if place:
+        return hashlib.sha256(f"{place}\0".encode() + message.body).hexdigest()
     if writing.content_dedup:
         return ""
     if own_id and _TOKEN.fullmatch(own_id):

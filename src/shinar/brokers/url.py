@@ -84,8 +84,13 @@ def parse(text: str, rule: PathRule) -> BrokerUrl:
     try:
         parts = urlsplit(text)
         port = None if "," in parts.netloc else parts.port
-    except ValueError as exc:
-        raise ConfigError(f"not a URL: {exc}; write scheme://host:port/queue", setting="url") from None
+    except ValueError:
+        # What Python says quotes the text where it stumbled: that can be a part of the password.
+        raise ConfigError(
+            "not a URL, or its port is no number up to 65535; write scheme://host:port/queue, and / @ : # ? "
+            "in a user or password percent-encoded (%2F %40 %3A %23 %3F)",
+            setting="url",
+        ) from None
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(pairs)
     if len(options) != len(pairs):

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.common import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
 
 if TYPE_CHECKING:
     from shinar.bridge import Counts
+    from shinar.brokers import BrokerUrl
+
+#: What a URL means that does not say it; only to tell whether two of them name the same queue.
+_PORTS: Final = {
+    "redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671, "artemis": 5672, "artemiss": 5671,
+    "postgresql": 5432, "mysql": 3306, "kafka": 9092, "pulsar": 6650, "pulsar+ssl": 6651,
+    "phpmq": 9100, "phpmqs": 9100,
+}  # fmt: skip
+_PATHS: Final = {
+    "redis": "0", "rediss": "0", "amqp": "/", "amqps": "/",
+    "pulsar": "public/default", "pulsar+ssl": "public/default",
+}  # fmt: skip
+_FILES: Final = ("sqlite", "phpmq+unix")
+_LOCAL: Final = ("", "127.0.0.1", "[::1]")
+#: Options that lead to other messages; the rest only say how to get there.
+_ELSEWHERE: Final = ("layout", "laravel", "prefix", "hash_tags", "endpoint", "host", "unix_socket")
 
 EXAMPLES = """examples:
   shinar bridge amqp://localhost/orders sqs://eu-west-1/orders --rate 500
   shinar bridge redis://localhost/orders phpmq://localhost/orders --follow
   shinar bridge redis://localhost/orders phpmq://localhost/orders-copy --copy
+  shinar bridge kafka://localhost/orders sqs://eu-west-1/orders --refused-to 'sqlite://left.db?queue=orders'
 each message is confirmed by the target before the source forgets it; run it again after a crash.
 """
 
@@ -37,41 +57,86 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--skip", type=int, default=0, help="with --copy: leave out so many (what an earlier run received)"
     )
+    parser.add_argument(
+        "--refused-to", metavar="URL", help="queue for messages the target can never take; else they stay"
+    )
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shinar.bridge import Counts, Plan, bridge
+    from shinar.bridge import Counts, Place, Plan, bridge
     from shinar.brokers import connect, parse
 
     source_url, target_url = parse(args.source), parse(args.target)
+    refused_url = parse(args.refused_to) if args.refused_to else None
     _check(args, bool(source_url.queue))
     target_queue = target_url.queue or source_url.queue
-    if replace(target_url, queue=target_queue) == source_url:
+    if same_place(target_url, target_queue, source_url, source_url.queue):
         raise ConfigError("is the source itself", setting="target")
+    if refused_url is not None:
+        _check_refused_to(refused_url, source_url)
     plan = Plan(args.copy, args.follow, args.skip, args.limit, args.rate)
     word = "copied" if args.copy else "moved"
     progress = Progress(word, args.limit, quiet=args.quiet)
     counts = Counts()
-    source = connect(source_url)
     try:
-        target = connect(target_url)
-        try:
-            with Stopper(quiet=args.quiet) as stopper:
-                steps = bridge(
-                    source, source_url.queue, target, target_queue, plan, stop=lambda: stopper.asked
-                )
-                for counts in steps:
-                    progress.add(counts.received - progress.count)
-        finally:
-            target.close()
+        with ExitStack() as opened:
+            source = opened.enter_context(closing(connect(source_url)))
+            # With its queue, because what a broker can do may hang on it (an SQS .fifo drops repeats).
+            target = opened.enter_context(closing(connect(replace(target_url, queue=target_queue))))
+            aside = None
+            if refused_url is not None:
+                aside = Place(opened.enter_context(closing(connect(refused_url))), refused_url.queue)
+            stopper = opened.enter_context(Stopper(quiet=args.quiet))
+            steps = bridge(
+                source,
+                source_url.queue,
+                target,
+                target_queue,
+                plan,
+                refused_to=aside,
+                stop=lambda: stopper.asked,
+            )
+            for counts in steps:
+                progress.add(counts.received - progress.count)
     finally:
-        source.close()
         progress.done()
         # After an error as well: this much is done.
         _tell(args, counts, word)
     return 0 if counts.adds_up and not counts.refused and not counts.lapsed else 1
+
+
+def same_place(one: BrokerUrl, queue: str, other: BrokerUrl, other_queue: str) -> bool:
+    """Do both name the same queue, however they are written? A bridge between them goes round for ever."""
+    if (one.scheme, queue) != (other.scheme, other_queue):
+        return False
+    if any(one.option(name) != other.option(name) for name in _ELSEWHERE):
+        return False
+    if one.scheme in _FILES:
+        paths = [os.path.realpath(url.netloc + url.path) for url in (one, other)]
+        return paths[0] == paths[1]
+    usual = _PATHS.get(one.scheme, "")
+    return (one.path or usual) == (other.path or usual) and bool(_hosts(one) & _hosts(other))
+
+
+def _hosts(url: BrokerUrl) -> set[str]:
+    """host:port of each; one in common, and it is the same server or cluster."""
+    found = set()
+    for part in url.netloc.split(","):
+        host, colon, port = part.rpartition(":")
+        if not (colon and port.isdecimal()):
+            host, port = part, str(_PORTS.get(url.scheme, ""))
+        name = host if url.scheme == "memory" else host.lower()
+        found.add(f"{'localhost' if name in _LOCAL else name}:{port}")
+    return found
+
+
+def _check_refused_to(url: BrokerUrl, source: BrokerUrl) -> None:
+    if not url.queue:
+        raise ConfigError("must name a queue", setting="--refused-to")
+    if same_place(url, url.queue, source, source.queue):
+        raise ConfigError("is the source itself", setting="--refused-to")
 
 
 def _check(args: argparse.Namespace, named: bool) -> None:
@@ -79,8 +144,8 @@ def _check(args: argparse.Namespace, named: bool) -> None:
         raise ConfigError("the source URL must name a queue", setting="source")
     for name in ("limit", "rate"):
         value = getattr(args, name)
-        if value is not None and value <= 0:
-            raise ConfigError("must be more than 0", setting=f"--{name}")
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ConfigError("must be a number of more than 0", setting=f"--{name}")
     if args.skip < 0 or (args.skip and not args.copy):
         raise ConfigError("is a number of messages, and goes with --copy", setting="--skip")
     if args.follow and args.copy:
@@ -96,3 +161,8 @@ def _tell(args: argparse.Namespace, counts: Counts, word: str) -> None:
         if counts.lapsed:
             line += f"; {counts.lapsed:,} leases had ended, the source hands those out again"
         print(line, file=sys.stderr)
+    if not args.quiet:
+        if counts.stopped:
+            print(counts.stopped, file=sys.stderr)
+        elif counts.refusal:
+            print(f"the first one refused: {counts.refusal}", file=sys.stderr)

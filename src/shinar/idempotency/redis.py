@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import redis
-from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, RedisError
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisClusterException,
+    RedisError,
+)
+from redis.retry import Retry
 
 from shinar.brokers.url import BrokerUrl
 from shinar.errors import AccessDenied, BrokerFull, BrokerUnavailable, ConfigError
 from shinar.idempotency.guard import TTL_S
 
-OPTIONS: Final = frozenset({"prefix", "scope", "ttl_s", "timeout_s", "ssl_ca"})
+#: File options of rediss://, as the brokers call them, and what the client calls them.
+FILES: Final = {"tls_ca": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
+#: `ssl_ca` is the older name of `tls_ca`.
+TLS: Final = frozenset({"ssl_ca", "tls_verify", *FILES})
+OPTIONS: Final = frozenset({"prefix", "scope", "ttl_s", "timeout_s", "cluster"}) | TLS
 DEFAULT_PREFIX: Final = "shinar:done:"
 TIMEOUT_S: Final = 10.0
 
@@ -25,20 +39,8 @@ class RedisStore:
         scope = url.option("scope")
         self._prefix = url.option("prefix", DEFAULT_PREFIX) + (f"{scope}:" if scope else "")
         self._ttl_ms = round(url.number("ttl_s", TTL_S, least=0.001) * 1000)
-        settings: dict[str, Any] = {
-            "host": url.host or "localhost",
-            "port": url.port or 6379,
-            "db": int(url.path or 0),
-            "username": url.user or None,
-            "password": url.password or None,
-            "socket_timeout": url.number("timeout_s", TIMEOUT_S, least=0.001),
-        }
-        if url.scheme == "rediss":
-            settings |= {"ssl": True, "ssl_ca_certs": url.option("ssl_ca") or None}
-        elif "ssl_ca" in url.options:
-            raise ConfigError("needs rediss://", setting="?ssl_ca=")
-        self._client: Any = redis.Redis(**settings)
         with _errors():
+            self._client: Any = _client(url)
             self._client.ping()
 
     def seen(self, ids: Iterable[str]) -> set[str]:
@@ -58,10 +60,10 @@ class RedisStore:
             pipe.execute()
 
     def forget(self, ids: Iterable[str]) -> None:
-        keys = [self._key(id_) for id_ in ids]
-        if keys:
-            with _errors():
-                self._client.unlink(*keys)
+        with _errors(), self._client.pipeline(transaction=False) as pipe:
+            for id_ in ids:
+                pipe.unlink(self._key(id_))
+            pipe.execute()
 
     def close(self) -> None:
         self._client.close()
@@ -70,10 +72,57 @@ class RedisStore:
         return (self._prefix + message_id).encode("utf-8", "surrogatepass")
 
 
+def _client(url: BrokerUrl) -> Any:
+    timeout_s = url.number("timeout_s", TIMEOUT_S, least=0.001)
+    settings: dict[str, Any] = {
+        "host": url.host or "localhost",
+        "port": url.port or 6379,
+        "username": url.user or None,
+        "password": url.password or None,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        # Marks may be written twice, so a connection that had gone stale is tried again; a server that
+        # is silent is not, or timeout_s would not be the limit.
+        "retry": Retry(NoBackoff(), 1, (redis.ConnectionError,)),
+        **_tls(url),
+    }
+    if not url.flag("cluster"):
+        return redis.Redis(db=int(url.path or 0), **settings)
+    if int(url.path or 0):
+        raise ConfigError(f"a cluster has database 0 only; leave /{url.path} out", setting="?cluster=")
+    return redis.RedisCluster(**settings)
+
+
+def _tls(url: BrokerUrl) -> dict[str, Any]:
+    given = [name for name in sorted(TLS) if name in url.options]
+    if url.scheme != "rediss":
+        if given:
+            raise ConfigError("needs rediss://", setting=f"?{given[0]}=")
+        return {}
+    files = {name: url.option(name) for name in FILES}
+    files["tls_ca"] = files["tls_ca"] or url.option("ssl_ca")
+    for name, file in files.items():
+        if file and not Path(file).is_file():
+            raise ConfigError(f"there is no file {file}", setting=f"?{name}=")
+    verify = url.flag("tls_verify", True)
+    return {
+        "ssl": True,
+        "ssl_cert_reqs": "required" if verify else "none",
+        "ssl_check_hostname": verify,
+        **{FILES[name]: file or None for name, file in files.items()},
+    }
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     try:
         yield
+    except MovedError as exc:
+        raise ConfigError(f"this server is part of a cluster: add ?cluster=1 ({exc})", setting="url") from exc
+    except RedisClusterException as exc:
+        if isinstance(exc.__cause__, AuthenticationError):
+            raise AccessDenied("user or password is wrong; check the URL", broker="redis") from exc
+        raise BrokerUnavailable(f"{exc}; the idempotency store did not answer", broker="redis") from exc
     except (AuthenticationError, NoPermissionError) as exc:
         raise AccessDenied(f"{exc}; check user and password", broker="redis") from exc
     except OutOfMemoryError as exc:

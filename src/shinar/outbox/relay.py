@@ -18,7 +18,7 @@ from shinar.brokers.contract import Broker, Outgoing
 from shinar.brokers.registry import parse
 from shinar.brokers.sql_dialects import table_name
 from shinar.brokers.sql_session import CONNECT_OPTIONS, Database, check_options
-from shinar.brokers.sql_table import DEFAULT_PREFIX
+from shinar.brokers.sql_table import DEFAULT_PREFIX, bytes_of, headers_of
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerError, ConfigError, PublishFailed, ShinarError
 from shinar.outbox.table import Statements, schema_sql
@@ -41,8 +41,6 @@ DRAIN_CEILING: Final = 10_000
 IDLE_S: Final = 0.25
 #: Longest error text kept with a row.
 _ERROR_CHARS: Final = 500
-
-_HEADERS: Final = msgspec.json.Decoder(dict[str, str])
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -208,9 +206,9 @@ def _by_queue(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
 def _row(found: Any, now_ms: int) -> _Row:
     id_, queue, deliver_ms, failures, headers, key, body = found
     message = Outgoing(
-        body=bytes(body),
-        headers=_HEADERS.decode(headers) if headers else {},
-        key=None if key is None else bytes(key),
+        body=bytes_of(body),
+        headers=headers_of(headers),
+        key=None if key is None else bytes_of(key),
         delay_s=max(0, int(deliver_ms) - now_ms) / 1000,
     )
     name = queue.decode() if isinstance(queue, bytes) else str(queue)

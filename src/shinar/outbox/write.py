@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from shinar.brokers.sql_dialects import table_name, unwrap
-from shinar.brokers.sql_table import DEFAULT_PREFIX, check_queue
+from shinar.brokers.sql_table import DEFAULT_PREFIX, check_queue, checked_key, due_ms, headers_text
 from shinar.clock import SYSTEM, Clock
 from shinar.envelope import Message, build_from, encode, judge
 from shinar.errors import ContractError
@@ -59,10 +57,10 @@ class Outbox:
         row = (
             target,
             now_ms,
-            now_ms + round(delay_s * 1000),
+            due_ms(now_ms, delay_s),
             now_ms,
-            msgspec.json.encode(dict(headers)).decode() if headers else None,
-            key,
+            headers_text(headers),
+            checked_key(key),
             body,
         )
         cursor = raw.cursor()

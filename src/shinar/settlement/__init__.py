@@ -5,6 +5,7 @@ from shinar.settlement.decide import ACKED, Action, Event, Settlement, decide, i
 from shinar.settlement.gate import gated, speaks
 from shinar.settlement.names import dead_letter_queue, is_dead_letter_queue, original_queue
 from shinar.settlement.policy import DEFAULT_POLICY, Backoff, Policy
+from shinar.settlement.refusal import refuses_message
 from shinar.settlement.traits import Traits
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "original_queue",
     "parse_count",
     "reconcile",
+    "refuses_message",
     "speaks",
 ]

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -45,6 +46,8 @@ class _Finished(msgspec.Struct, frozen=True):
     handled: list[Delivery]
     outcomes: list[Outcome]
     rest: list[Delivery]
+    #: A fault of ours, not of a handler: it ends the worker, in its owner's thread.
+    fault: BaseException | None = None
 
 
 class Pool:
@@ -63,6 +66,9 @@ class Pool:
         #: Since the first `withdraw`: nothing more is started, what is left over waits here.
         self._stopping = False
         self._left: list[Delivery] = []
+        #: Ordering keys that some chunk holds, and what waits behind them: messages of one key are never
+        #: handled side by side. Unused with one thread.
+        self._lanes: dict[bytes, list[Delivery]] = {}
         self._threads = [
             threading.Thread(target=self._run, name=f"shinar-handler-{n}", daemon=True)
             for n in range(concurrency)
@@ -72,7 +78,7 @@ class Pool:
 
     @property
     def in_hand(self) -> Iterator[Delivery]:
-        return itertools.chain.from_iterable(self._chunks.values())
+        return itertools.chain.from_iterable([*self._chunks.values(), *self._lanes.values()])
 
     def appetite(self) -> int:
         """How many deliveries are worth having in hand at the present pace."""
@@ -82,8 +88,39 @@ class Pool:
         self.size += len(deliveries)
         fair = -(-len(deliveries) // len(self._threads))
         length = max(1, min(MAX_CHUNK, fair, int(CHUNK_S / max(self._cost_s, 1e-6))))
+        if len(self._threads) > 1 and any(delivery.key is not None for delivery in deliveries):
+            for chunk in self._by_key(deliveries, length):
+                self._start(chunk)
+            return
         for start in range(0, len(deliveries), length):
             self._start(deliveries[start : start + length])
+
+    def _by_key(self, deliveries: list[Delivery], length: int) -> list[list[Delivery]]:
+        """Chunks of about `length`, each key in one of them; what has to wait for its key is put aside."""
+        chunks: list[list[Delivery]] = [[]]
+        placed: dict[bytes, list[Delivery]] = {}
+        for delivery in deliveries:
+            key = delivery.key
+            # Behind its own key: in the chunk of this round, or in the lane of a running one.
+            behind = None if key is None else placed.get(key, self._lanes.get(key))
+            if behind is not None:
+                behind.append(delivery)
+                continue
+            if len(chunks[-1]) >= length:
+                chunks.append([])
+            chunks[-1].append(delivery)
+            if key is not None:
+                placed[key] = chunks[-1]
+                self._lanes[key] = []
+        return [chunk for chunk in chunks if chunk]
+
+    def _free(self, done: _Finished) -> None:
+        """Let go of the keys this chunk is through with, and start what waited for them."""
+        kept = {delivery.key for delivery in done.rest}
+        for key in {delivery.key for delivery in done.chunk} - kept:
+            if key is not None and (waiting := self._lanes.pop(key, None)):
+                self._lanes[key] = []
+                self._start(waiting)
 
     def _start(self, chunk: list[Delivery]) -> None:
         self._chunks[id(chunk)] = chunk
@@ -97,6 +134,10 @@ class Pool:
             done = self._results.get(timeout=wait_s) if wait_s > 0 else self._results.get_nowait()
             while True:
                 del self._chunks[id(done.chunk)]
+                if done.fault is not None:
+                    raise done.fault
+                if self._lanes:
+                    self._free(done)
                 if self._stopping:
                     self._left += done.rest
                 elif done.rest:
@@ -120,6 +161,9 @@ class Pool:
                 idle += chunk
         except queue.Empty:
             pass
+        for waiting in self._lanes.values():
+            idle += waiting
+        self._lanes.clear()
         self.size -= len(idle)
         return idle
 
@@ -130,7 +174,10 @@ class Pool:
 
     def _run(self) -> None:
         while (chunk := self._inbox.get()) is not None:
-            self._run_chunk(chunk)
+            try:
+                self._run_chunk(chunk)
+            except BaseException as exc:  # a chunk that never comes out would be waited for without an end
+                self._results.put(_Finished(chunk, [], [], [], exc))
 
     def _run_chunk(self, chunk: list[Delivery]) -> None:
         outcomes: list[Outcome] = []
@@ -161,6 +208,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._closing = False
 
     def run(self, work: Awaitable[object]) -> object:
         async def whole() -> object:
@@ -173,16 +221,25 @@ class LoopThread:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="shinar-async", daemon=True
+                    target=self._forever, args=(self._loop,), name="shinar-async", daemon=True
                 )
                 self._thread.start()
             return self._loop
+
+    def _forever(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closing:
+            # sys.exit in a task: its waiter gets it, but asyncio lets it out here as well, and with this
+            # thread every other task would end.
+            with suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
 
     def close(self) -> None:
         with self._lock:
             if self._loop is None or self._thread is None:
                 return
+            self._closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = self._thread = None
+            self._closing = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,6 +10,7 @@ import msgspec
 
 from shinar.brokers import Delivery
 from shinar.envelope import Kind, Message, judge, read
+from shinar.errors import ContractError
 from shinar.settlement import Event, Policy, Traits, gated, reconcile
 from shinar.worker.context import Context, GiveUp, Retry, enter_context
 from shinar.worker.handlers import Handler
@@ -37,6 +39,9 @@ class Outcome(msgspec.Struct, frozen=True):
     #: The handler said that no retry can help.
     final: bool = False
 
+
+#: Longest wait a broker is asked for (ten years): a larger number does not fit into every one's clock.
+MAX_DELAY_S: Final = 315_360_000.0
 
 #: Kept apart from Outcome: the common case must not cost an object.
 HANDLED: Final = None
@@ -74,7 +79,7 @@ def process(
             answer = target.call(message, Context(message, delivery))
         else:
             answer = target.call(message)
-    except Exception as exc:  # the worker's outermost loop: whatever a handler raises is an outcome
+    except BaseException as exc:  # whatever a handler raises is an outcome; sys.exit must not end our thread
         return Outcome(delivery, Event.FAILED, attempts, target.policy, message, error=exc)
     return HANDLED if answer is None else _answered(delivery, message, target.policy, answer)
 
@@ -82,10 +87,25 @@ def process(
 def _answered(delivery: Delivery, message: Message, policy: Policy, answer: object) -> Outcome | None:
     failed = (delivery, Event.FAILED, message.attempts, policy, message)
     if isinstance(answer, Retry):
-        return Outcome(*failed, error=answer.error, delay_s=answer.delay_s)
+        try:
+            return Outcome(*failed, error=answer.error, delay_s=_waitable(answer.delay_s))
+        except ContractError as exc:
+            return Outcome(*failed, error=exc)
     if isinstance(answer, GiveUp):
         return Outcome(*failed, error=answer.error, final=True)
     return HANDLED  # any other value a handler happens to return means it is done
+
+
+def _waitable(delay_s: object) -> float | None:
+    """Checked here, because further on a broker would meet it with the whole batch in hand."""
+    if delay_s is None:
+        return None
+    if isinstance(delay_s, int | float) and (isinstance(delay_s, int) or math.isfinite(delay_s)):
+        return max(0.0, min(delay_s, MAX_DELAY_S))
+    raise ContractError(
+        f"the handler answered Retry(delay_s={delay_s!r}), which is no number of seconds; "
+        "return Retry(30.0), or Retry() for the policy's backoff"
+    )
 
 
 def _unusable(delivery: Delivery, kind: Kind, why: str, policy: Policy, traits: Traits) -> Outcome:

@@ -43,7 +43,7 @@ RENEW_AT: Final = 0.5
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a run did. `counts` is by outcome; they add up to `received` less what was handed back."""
+    """What a run did. `counts` is by outcome; with `handed_back` they add up to `received`."""
 
     received: int
     counts: dict[str, int]
@@ -122,7 +122,6 @@ class _Run:
         self.pool = Pool(decide, worker._concurrency)
         self.watch = worker._limits.watch(worker._clock)
         self.received = 0
-        self.returned = 0
         #: Seconds until the queue is asked again while handlers are busy and it was empty last time.
         self.pause_s = 0.0
         self.ask_again_s = 0.0
@@ -237,10 +236,11 @@ class _Run:
     def _hand_back(self, deliveries: list[Delivery]) -> None:
         if deliveries:
             self.broker.release(deliveries)
-            self.returned += len(deliveries)
             self.settler.counts["handed_back"] += len(deliveries)
 
     def _report(self, reason: StopReason) -> Report:
+        # With the broker gone nobody takes back what is in hand: it ends with its lease or connection.
+        self.settler.unsettled(self.w.queue, self.received - self.settler.counts.total())
         return Report(self.received, {str(k): v for k, v in self.settler.counts.items()}, reason)
 
     def _connect_first(self) -> Broker:

@@ -7,7 +7,7 @@ from shinar.brokers.artemis import OPTIONS
 from shinar.brokers.artemis_link import Address, our_error
 from shinar.brokers.artemis_message import decode, delayed_copy, encode
 from shinar.brokers.contract import Outgoing
-from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, QueueMissing
+from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, QueueMissing, Unsupported
 
 BODY = (
     b'{"job":"urn:x","trace_id":"t","data":{"a":"\xc3\xa9"},"meta":{"id":"m","queue":"q","lang":"php",'
@@ -70,3 +70,22 @@ def test_an_address_does_not_show_its_password():
 def test_every_option_is_documented(pytestconfig):
     page = (pytestconfig.rootpath / "docs/brokers/artemis.md").read_text()
     assert {name for name in OPTIONS if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize("created_ms", [-5, 2**53 + 2, 2**63 - 1])
+def test_a_creation_time_no_clock_shows_is_left_out(created_ms):
+    body = BODY.replace(b"1749132727123", str(created_ms).encode())
+    got = decode(encode(Outgoing(body), 0), "q", None, 0)
+    assert got.body == body
+    assert "creation_time" not in got.properties
+
+
+@pytest.mark.parametrize("delay_s", [1e12, 1e16, float("inf"), float("nan")])
+def test_a_delay_past_every_clock_is_refused(delay_s):
+    with pytest.raises(Unsupported, match="hundred years"):
+        encode(Outgoing(BODY, delay_s=delay_s), 0)
+
+
+def test_a_binary_id_is_a_position():
+    message = Message(body="x", id=b"\x01a")
+    assert decode(message.encode(), "q", None, 0).position == "\x01a"

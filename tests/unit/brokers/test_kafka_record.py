@@ -4,8 +4,8 @@ import pytest
 
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.kafka import OPTIONS, traits
-from shinar.brokers.kafka_client import settings
-from shinar.brokers.kafka_record import delivery_of, headers_of, new_record, parked, unparked
+from shinar.brokers.kafka_client import settings, weight
+from shinar.brokers.kafka_record import delivery_of, headers_of, may_outgrow, new_record, parked, unparked
 from shinar.brokers.projection import facts_of, project
 from shinar.brokers.registry import connect, parse
 from shinar.errors import ConfigError
@@ -97,6 +97,23 @@ def test_a_delivery_tells_the_contracts_headers_from_the_users():
 def test_the_short_way_through_headers_is_the_long_one(headers, user, ours):
     delivery = delivery_of(Record(None, b"", headers), "t", None, 5, "3:9")
     assert (dict(delivery.headers), dict(delivery.properties)) == (user, ours)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Outgoing(BODY),
+        Outgoing(BODY.replace(b"urn:x", b"urn:" + b"x" * 5_000)),
+        Outgoing(BODY, key=b"k" * 3_000),
+        Outgoing(BODY, headers={"n" * 100: "€" * 2_000}),
+        Outgoing(BODY, headers={f"x-{n}": "v" for n in range(500)}),
+        Outgoing(b"x" * 9_000),
+    ],
+)
+def test_a_record_that_is_not_weighed_fits(message):
+    heavy = weight(new_record("t", message, 0))
+    assert may_outgrow(message, heavy - 1)
+    assert not may_outgrow(Outgoing(BODY), heavy + 2_000)
 
 
 def test_traits_follow_the_url():

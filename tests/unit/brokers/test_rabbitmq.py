@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from decimal import Decimal
 
 import pika
 import pytest
@@ -10,11 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import exceptions, frame, spec
 
-from shinar.brokers.rabbitmq import _piece, delay_steps_ms, traits
+from shinar.brokers.contract import Outgoing
+from shinar.brokers.rabbitmq import traits
 from shinar.brokers.rabbitmq_errors import translated
 from shinar.brokers.rabbitmq_frames import Content, Stream, Tap, properties_of
-from shinar.brokers.registry import parse
-from shinar.errors import AccessDenied, BodyTooLarge, BrokerFull, BrokerUnavailable, ConfigError, QueueMissing
+from shinar.brokers.rabbitmq_message import as_it_came, piece
+from shinar.brokers.rabbitmq_queues import delay_steps_ms
+from shinar.brokers.rabbitmq_table import read_table
+from shinar.brokers.registry import connect, parse
+from shinar.errors import (
+    AccessDenied,
+    BodyTooLarge,
+    BrokerFull,
+    BrokerUnavailable,
+    ConfigError,
+    QueueMissing,
+    Unsupported,
+)
 
 
 @given(st.floats(min_value=0.0005, max_value=4_000_000))
@@ -108,14 +121,82 @@ def test_properties_are_read_as_pika_reads_them(properties):
 
 
 def test_a_property_that_does_not_fit_is_left_out_and_the_message_goes():
-    from shinar.brokers.contract import Outgoing
-
     body = b'{"job":"urn:' + b"x" * 300 + b'","trace_id":"t"}'
-    sent, properties = _piece(Outgoing(body))
+    sent, properties = piece(Outgoing(body), "orders")
     assert sent == body
     assert properties.type is None
     assert properties.correlation_id == "t"
     assert struct.unpack(">H", b"".join(properties.encode())[:2])[0] & (1 << 5) == 0
+
+
+def entry(name: bytes, kind: bytes, value: bytes) -> bytes:
+    return bytes([len(name)]) + name + kind + value
+
+
+def long(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (b"d", struct.pack(">d", 0.5), 0.5),
+        (b"f", struct.pack(">f", -1.25), -1.25),
+        (b"T", struct.pack(">Q", 1_760_000_000_000), 1_760_000_000_000),
+        (b"l", struct.pack(">q", -7), -7),
+        (b"B", b"\xff", 255),
+        (b"t", b"\x01", True),
+        (b"V", b"", None),
+        (b"S", long(b"\xffa"), "\ufffda"),
+        (b"x", long(b"\xff"), b"\xff"),
+        (b"A", long(b"V" + b"b\xff"), [None, -1]),
+        (b"F", long(entry(b"a", b"V", b"")), {"a": None}),
+        (b"D", struct.pack(">Bi", 2, 314), Decimal("3.14")),
+    ],
+)
+def test_header_values_are_read_without_loss(kind, value, read):
+    found = read_table(entry(b"\xfe", kind, value) + entry(b"next", b"b", b"\x07"))
+    assert found == {"\ufffd": read, "next": 7}
+
+
+def test_deep_and_damaged_tables_never_raise():
+    deep = b"V"
+    for _ in range(5000):
+        deep = b"A" + long(deep)
+    found = read_table(entry(b"deep", deep[:1], deep[1:]) + entry(b"next", b"b", b"\x07"))
+    assert found["next"] == 7
+    whole = entry(b"name", b"S", long(b"value"))
+    assert [read_table(whole[:cut]) for cut in range(len(whole))] == [{}] * len(whole)
+    assert read_table(entry(b"a", b"?", b"")) == {}
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_properties(encoded):
+    properties_of(encoded)
+    properties_of(b"\xff\xff" + encoded)
+    as_it_came(b"\xff\xff" + encoded)
+
+
+def test_a_copy_has_everything_but_what_is_between_sender_and_broker():
+    table = entry(b"rate", b"d", struct.pack(">d", 0.5)) + entry(b"\xff", b"T", struct.pack(">Q", 2**60))
+    extra = entry(b"CC", b"A", long(b"S" + long(b"other"))) + entry(b"x-death", b"V", b"")
+    sent = pika.BasicProperties(headers={}, priority=3, user_id="guest", app_id="them", timestamp=5)
+    wire = b"".join(sent.encode()).replace(long(b""), long(table + extra), 1)
+    copy = b"".join(as_it_came(wire).encode())
+    wanted = pika.BasicProperties(headers={}, priority=3, app_id="them", timestamp=5)
+    assert copy == b"".join(wanted.encode()).replace(long(b""), long(table), 1)
+
+
+def test_headers_that_no_frame_holds_are_refused_before_they_end_the_connection():
+    with pytest.raises(Unsupported, match="bytes of headers"):
+        piece(Outgoing(b"{}", headers={"x": "y" * 200_000}), "orders")
+    piece(Outgoing(b"{}", headers={"x": "y" * 100_000}), "orders")
+
+
+@pytest.mark.parametrize("option", ["heartbeat_s=99999", "delay_type=stream", "queue_type=stream"])
+def test_wrong_options_are_refused(option):
+    with pytest.raises(ConfigError):
+        connect(f"amqp://127.0.0.1:1/orders?{option}")
 
 
 # -- errors

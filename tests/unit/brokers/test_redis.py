@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shinar.brokers.redis import settings, traits
 from shinar.brokers.redis_frame import frame, unframe
-from shinar.brokers.registry import parse
-from shinar.errors import ConfigError
+from shinar.brokers.registry import connect, parse
+from shinar.errors import ConfigError, ContractError
 from shinar.settlement.redis import deadline_score, delayed_score, keys
 
 
@@ -67,14 +67,25 @@ def test_lease_s_is_retry_after():
 
 
 @pytest.mark.parametrize(
-    "option", ["layout=zset", "retry_after=-1", "retry_after=soon", "migration_batch_size=0"]
+    "option",
+    [
+        "layout=zset",
+        "retry_after=-1",
+        "retry_after=0",
+        "lease_s=0",
+        "retry_after=soon",
+        "migration_batch_size=0",
+    ],
 )
 def test_wrong_options_are_refused(option):
     with pytest.raises(ConfigError):
         settings(parse(f"redis://localhost/0/orders?{option}"))
 
 
-@given(st.text(), st.dictionaries(st.text(min_size=1), st.text(min_size=1), min_size=1))
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.text(), st.dictionaries(words, words, min_size=1))
 def test_a_frame_gives_back_what_was_put_in(text, headers):
     body = text.encode("utf-8", "surrogatepass")
     framed = frame(body, headers)
@@ -82,8 +93,6 @@ def test_a_frame_gives_back_what_was_put_in(text, headers):
         text.encode("utf-8")
     except UnicodeEncodeError:
         assert framed == body
-        return
-    if any("\ud800" <= char <= "\udfff" for pair in headers.items() for text in pair for char in text):
         return
     assert json.loads(framed)["__bq_frame"] == 1
     assert unframe(framed) == (body, headers)
@@ -114,3 +123,21 @@ def test_a_body_that_is_not_text_goes_bare_rather_than_not_at_all():
 def test_what_is_no_frame_is_a_body(value):
     body, headers = unframe(value)
     assert (body, dict(headers)) == (value, {})
+
+
+@pytest.mark.parametrize("headers", [{"a": "\ud800"}, {"\udfff": "a"}])
+def test_a_header_that_is_no_text_is_told_as_one(headers):
+    with pytest.raises(ContractError, match="lone surrogate"):
+        frame(b"{}", headers)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("rediss://127.0.0.1:1/orders?tls_ca=no-such-file.pem", "cannot be read"),
+        ("redis://127.0.0.1:1/3/orders?cluster=1", "database 0"),
+    ],
+)
+def test_what_no_server_could_mend_is_a_wrong_setting(url, said):
+    with pytest.raises(ConfigError, match=said):
+        connect(url)

@@ -7,9 +7,10 @@ import pytest
 
 from shinar.brokers import servicebus_wire as wire
 from shinar.brokers.contract import Delivery, Outgoing
+from shinar.brokers.projection import MAX_DELAY_S
 from shinar.brokers.recent import Recent
 from shinar.brokers.registry import traits
-from shinar.errors import ContractError
+from shinar.errors import ContractError, Unsupported
 
 ENVELOPE = {
     "job": "urn:babel:orders:created",
@@ -114,3 +115,35 @@ def test_recent_forgets_the_oldest():
     recent.update(["d"])
     assert "a" not in recent
     assert all(item in recent for item in "bcd")
+
+
+def test_a_published_copy_is_a_message_of_its_own_and_its_repetition_is_not():
+    plain, once, again, other = (
+        wire.message_of(Outgoing(BODY, origin=place), 0).message_id
+        for place in ("", "orders.dlq\x007", "orders.dlq\x007", "orders.dlq\x008")
+    )
+    assert plain == "m-1"
+    assert once == again
+    assert len({plain, once, other}) == 3
+
+
+def test_a_copy_gives_headers_their_types_back_unless_they_changed():
+    typed = (("priority", 5), ("vip", True), ("weight", 1.5), ("gone", 1))
+    headers = {"priority": "5", "vip": "True", "weight": "2.5", "tenant": "acme"}
+    got = origin(receipt=("t", "", typed), headers=headers)
+    kept = wire.message_of(Outgoing(b"{}", headers), 0, origin=got).application_properties
+    assert kept == {"priority": 5, "vip": True, "weight": "2.5", "tenant": "acme"}
+    assert type(kept["vip"]) is bool
+
+
+@pytest.mark.parametrize("delay_s", [1e12, 1e16, float("inf"), float("nan")])
+def test_a_delay_past_every_clock_is_refused(delay_s):
+    with pytest.raises(Unsupported, match="hundred years"):
+        wire.message_of(Outgoing(BODY, delay_s=delay_s), 1_800_000_000)
+    assert wire.message_of(Outgoing(BODY, delay_s=MAX_DELAY_S), 1_800_000_000).scheduled_enqueue_time_utc
+
+
+def test_a_creation_time_at_the_end_of_the_numbers_is_a_long():
+    body = BODY.replace(b"1749132727000", str(2**63 - 1).encode())
+    made = wire.message_of(Outgoing(body), 0).application_properties
+    assert made["bq-created-at"] == {"TYPE": "LONG", "VALUE": 2**63 - 1}

