@@ -135,7 +135,7 @@ class Job:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, **SHORT_LIVES},
+            env={**os.environ, **SHORT_LIVES, "PYTHONFAULTHANDLER": "1"},
         )
         return Run(process)
 

@@ -128,7 +128,12 @@ class Chaos:
         self.shot[kind] += 1
         print(f"shot {kind}", time.strftime("%H:%M:%S"), f"after {run.batches} batches", flush=True)
         if kind == "jvm":
-            run.process.wait(timeout=120)
+            try:
+                run.process.wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                run.process.send_signal(signal.SIGABRT)  # says where its threads are
+                run.process.wait(timeout=30)
+                raise AssertionError("the driver outlived its JVM:\n" + "".join(run.lines[-200:])) from None
 
 
 def survive(
