@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from cases import embedded
 from redrive_letters import KINDS, ROWS, Place, drained, everything, open_place, plant
+from shinar.cli.main import main
 from shinar.envelope import redrive_copy
 from shinar.redrive import JobState, Ledger, Redrive, Spec, letters, summarise
 
@@ -126,3 +128,31 @@ def test_what_another_consumer_has_prefetched_is_told(
     assert (done.published, done.adds_up) == (10, True)
     with place.broker() as broker:
         assert sorted(drained(broker, place.queue)) == sorted(redrive_copy(dead) for dead in planted)
+
+
+@pytest.mark.timeout(180)
+def test_a_log_tells_sent_back_from_died_again(
+    tmp_path: Path,
+    live_server: Callable[..., Any],
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Kafka keeps what was sent back: nobody consumed it, so it did not die again."""
+    place = open_place("kafka", tmp_path, live_server, request)
+    with place.broker() as broker:
+        plant(broker, place.dlq, place.queue, 24)
+    url, ledger = str(place.redrive_url()), ["--ledger", str(tmp_path / "ledger.db")]
+    assert main(["redrive", url, "--where", WHERE, "--yes", "--quiet", "--json", *ledger]) == 0
+    sent = json.loads(capsys.readouterr().out)
+    assert sent["published"] == 2
+    assert main(["dlq", "summary", url, "--json", *ledger]) == 0
+    out, err = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["died_again"] for row in rows] == [0] * len(rows)
+    left = sum(row["count"] for row in rows)
+    assert left == 22
+    # The group moved over the first record; the other one is still in the log.
+    assert "1 more are in this log" in err
+    assert main(["dlq", "show", url, "--where", WHERE, "--json", *ledger]) == 0
+    (shown,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (shown["redriven"], shown["sent_back_by"]) == (0, sent["job"])

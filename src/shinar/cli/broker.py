@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from shinar.cli.common import add_output, colours, emit, settings_of
+from shinar.cli.common import add_output, colours, emit, settings_of, with_token
+from shinar.cli.parser import some_seconds
 from shinar.errors import ConfigError, QueueMissing
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
@@ -54,7 +55,7 @@ def register(commands: Any) -> None:
     move.add_argument("target", help="name of the other queue")
     move.add_argument("--limit", type=_count, default=0, help="at most this many (default all)")
     monitor = _online(actions, "monitor", "live figures in the terminal", _monitor)
-    monitor.add_argument("--interval-s", type=float, default=1.0)
+    monitor.add_argument("--interval-s", type=some_seconds, default=1.0)
     monitor.add_argument("--rounds", type=_count, default=0, help="stop after this many (default: Ctrl-C)")
     backup = _offline(actions, "backup", "a consistent copy, while the server runs", _backup)
     backup.add_argument("target", type=Path, help="file to write; must not exist")
@@ -240,7 +241,8 @@ def _client(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
     from shinar.brokers.phpmq import SCHEMES, address
     from shinar.phpmq.client import Client
 
-    url = parse(args.url or settings_of(args)["url"] or DEFAULT_URL)
+    settings = settings_of(args)
+    url = with_token(parse(args.url or settings["url"] or DEFAULT_URL), settings)
     if url.scheme not in SCHEMES:
         raise ConfigError(f"{url.scheme}:// is not the embedded broker; give a phpmq:// URL", setting="url")
     client = Client(address(url), name="shinar broker")
@@ -254,12 +256,29 @@ def _client(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
 def _broker(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
     from shinar.brokers import connect, parse
 
-    url = parse(args.url)
+    url = with_token(parse(args.url), settings_of(args))
     broker = connect(url)
     try:
         yield broker, _named(url.queue)
     finally:
         broker.close()
+
+
+def say_missing(url: Any, queue: str) -> None:
+    """An empty queue and a slip in its name look the same to a reader; the embedded broker can tell."""
+    from shinar.brokers.phpmq import SCHEMES, address
+    from shinar.phpmq.client import Client
+    from shinar.phpmq.protocol import extension as ext
+
+    if url.scheme not in SCHEMES:
+        return
+    client = Client(address(url), name="shinar")
+    try:
+        found = client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply])
+    finally:
+        client.close()
+    if not found:
+        print(f"note: there is no queue {queue!r} (yet); see `shinar broker queues`", file=sys.stderr)
 
 
 def _figures(client: Any) -> list[dict[str, Any]]:

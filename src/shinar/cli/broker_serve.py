@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(message)s",
     )
+    if args.data.exists() and not args.data.is_dir():
+        raise ConfigError(f"{args.data} is a file; name a folder", setting="--data")
     _allow_files(args.max_connections + SPARE_FILES)
     access = _access(args)
     listeners = _listeners(args, bool(access.tokens))

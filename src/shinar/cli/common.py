@@ -9,11 +9,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.settings import SETTINGS, Settings, resolve
 from shinar.errors import ConfigError
 
+if TYPE_CHECKING:
+    from shinar.brokers import BrokerUrl
+
+#: How a URL in the ledger shows that there was a secret.
+MASK: Final = "***"
 #: Seconds between two progress lines when stderr is not a terminal.
 PLAIN_PROGRESS_S: Final = 10.0
 
@@ -45,16 +53,45 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     text = settings["url"]
     if not text:
         raise ConfigError("give a broker URL, or set SHINAR_URL", setting="url")
-    url = parse(text)
+    url = with_token(parse(text), settings)
     queue = settings["queue"] or url.queue
     if not queue:
         raise ConfigError("name one in the URL (scheme://host/queue) or with --queue", setting="queue")
     return url, queue
 
 
+def with_token(url: BrokerUrl, settings: Settings) -> BrokerUrl:
+    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own."""
+    if not settings["token"] or not url.scheme.startswith("phpmq"):
+        return url
+    if url.password or url.option("token", MASK) != MASK:
+        return url
+    return replace(url, options=MappingProxyType({**url.options, "token": settings["token"]}))
+
+
 def emit(value: object) -> None:
     """One JSON object on a line of stdout."""
-    print(json.dumps(value, ensure_ascii=False, default=str), flush=False)
+    print(as_line(value, sys.stdout.encoding))
+
+
+def as_line(value: object, encoding: str | None) -> str:
+    """JSON in the stream's own characters, escaped where they cannot be written (half an emoji)."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, default=str)
+    return text
+
+
+def time_text(at_ms: int | None) -> str:
+    """UTC, or the number itself where it is no time (somebody writes nanoseconds)."""
+    if at_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)
 
 
 def colours() -> bool:

@@ -6,14 +6,14 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.common import add_output, add_settings, emit
+from shinar.cli.common import add_output, add_settings, address, emit, settings_of, time_text
 from shinar.cli.dlq_export import export
-from shinar.cli.dlq_look import ledger_of, looked_at, plain, time_text
+from shinar.cli.dlq_look import SentBack, from_lake, ledger_of, looked_at, plain
 from shinar.cli.dlq_summary import ENGINES, summary
 from shinar.cli.redrive import add_choice
 
 if TYPE_CHECKING:
-    from shinar.redrive import Letter
+    from shinar.redrive import Ledger, Letter
 
 EXAMPLES: Final = """examples:
   shinar dlq summary redis://localhost/orders.dlq
@@ -81,9 +81,9 @@ def _show(args: argparse.Namespace) -> int:
     with looked_at(args, args.limit or 5) as (found, _):
         ledger = ledger_of(args)
         try:
+            sent_back = _sent_back(args, ledger)
             for letter in found:
-                sent = ledger.generations([letter.id]) if ledger is not None and letter.id else {}
-                row = _details(letter) | {"redriven": sent.get(letter.id or "", 0)}
+                row = _details(letter) | _before(letter, ledger, sent_back)
                 if args.json:
                     emit(row)
                 else:
@@ -92,6 +92,22 @@ def _show(args: argparse.Namespace) -> int:
             if ledger is not None:
                 ledger.close()
     return 0
+
+
+def _sent_back(args: argparse.Namespace, ledger: Ledger | None) -> SentBack | None:
+    from shinar.brokers import traits
+
+    if ledger is None or from_lake(args):
+        return None
+    url, queue = address(args, settings_of(args))
+    return SentBack(url, queue, traits(url), ledger)
+
+
+def _before(letter: Letter, ledger: Ledger | None, sent_back: SentBack | None) -> dict[str, Any]:
+    """How often it was sent back, and died again; or that this very record of a log was, and by which job."""
+    sent = ledger.generations([letter.id]) if ledger is not None and letter.id else {}
+    by = sent_back.by([letter.delivery])[0] if sent_back is not None else ""
+    return {"redriven": 0 if by else sent.get(letter.id or "", 0), "sent_back_by": by or None}
 
 
 def _row(letter: Letter) -> dict[str, Any]:
@@ -140,6 +156,8 @@ def _print_details(row: dict[str, Any]) -> None:
         print(f"died     {time_text(row['failed_at'])} on {place}, attempts {row['attempts']}")
     causes = [text for text in (row["exception"] or row["reason"], row["error"]) if text]
     print(f"error    {': '.join(causes) or 'it does not say'}")
+    if row["sent_back_by"]:
+        print(f"again    already sent back by redrive {row['sent_back_by']}; the log keeps it")
     if row["redriven"]:
         print(f"again    died again after redrive {row['redriven']}")
     if row["headers"]:

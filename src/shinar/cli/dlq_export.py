@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from shinar.cli.common import Progress
+from shinar.cli.common import Progress, as_line
 from shinar.cli.dlq_look import looked_at, plain
 from shinar.errors import ConfigError, MissingExtra
 
@@ -33,7 +32,11 @@ def export(args: argparse.Namespace) -> int:
             else:
                 with Path(args.out).open("w", encoding="utf-8") as out:
                     _write_lines(out, rows, progress)
-        except (FileNotFoundError, IsADirectoryError, PermissionError) as exc:
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            if args.out == "-":
+                raise
             raise ConfigError(f"{args.out} cannot be written: {exc.strerror}", setting="--out") from None
         progress.done()
         if not args.quiet:
@@ -58,9 +61,9 @@ def _exported(letter: Letter) -> dict[str, Any]:
         return row | {"body": base64.b64encode(delivery.body).decode(), "body_encoding": "base64"}
 
 
-def _write_lines(out: IO[str], rows: Iterator[dict[str, Any]], progress: Progress) -> None:
+def _write_lines(out: TextIO, rows: Iterator[dict[str, Any]], progress: Progress) -> None:
     for row in rows:
-        out.write(json.dumps(row, ensure_ascii=False) + "\n")
+        out.write(as_line(row, out.encoding) + "\n")
         progress.add()
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shinar.cli.common import address, settings_of
 from shinar.cli.redrive import ids_of, since_ms
 
 if TYPE_CHECKING:
-    from shinar.brokers import Broker
+    from shinar.brokers import Broker, BrokerUrl, Delivery
     from shinar.redrive import Ledger, Letter
+    from shinar.settlement import Traits
+
+#: Records the ledger is asked about at once.
+PAGE: Final = 500
+One = TypeVar("One")
 
 
 def from_lake(args: argparse.Namespace) -> bool:
@@ -86,6 +91,38 @@ def total(broker: Broker, queue: str) -> int | None:
     return broker.depth(queue).ready if broker.traits.depth else None
 
 
+class SentBack:
+    """For a log, which keeps what was sent back: which of its records the ledger says are done with."""
+
+    def __init__(self, url: BrokerUrl, queue: str, known: Traits, ledger: Ledger | None) -> None:
+        self._ledger = ledger if known.replayable else None
+        self._traits = known
+        self._place = (url.masked, queue)
+        #: Records left out so far.
+        self.count = 0
+
+    def by(self, deliveries: Sequence[Delivery]) -> list[str]:
+        """The job that sent each of them back, or ""."""
+        if self._ledger is None:
+            return [""] * len(deliveries)
+        from shinar.redrive.letters import digest
+
+        names = [digest(delivery, self._traits) for delivery in deliveries]
+        found = self._ledger.sent_before(*self._place, names)
+        return [found.get(name, "") for name in names]
+
+    def others(self, found: Iterator[One], delivery_of: Callable[[One], Delivery]) -> Iterator[One]:
+        """Only those that were not sent back."""
+        if self._ledger is None:
+            yield from found
+            return
+        while page := list(islice(found, PAGE)):
+            jobs = self.by([delivery_of(one) for one in page])
+            left = [one for one, job in zip(page, jobs, strict=True) if not job]
+            self.count += len(page) - len(left)
+            yield from left
+
+
 def ledger_of(args: argparse.Namespace) -> Ledger | None:
     from shinar.redrive import Ledger
 
@@ -102,15 +139,6 @@ def ledger_place(args: argparse.Namespace) -> str:
         return place
     path = Path(place).expanduser() if place else default_path()
     return str(path.absolute()) if path.exists() else ""
-
-
-def time_text(at_ms: int | None) -> str:
-    if at_ms is None:
-        return "-"
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-    except (ValueError, OverflowError, OSError):
-        return str(at_ms)
 
 
 def plain(value: object) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.common import Progress, emit, settings_of
+from shinar.cli.common import Progress, address, emit, settings_of, time_text
 from shinar.cli.dlq_look import (
+    SentBack,
     choice_of,
     chosen_of,
     from_lake,
     ledger_of,
     ledger_place,
     opened,
-    time_text,
     total,
 )
 from shinar.cli.redrive import since_ms
@@ -24,7 +25,7 @@ from shinar.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from shinar.brokers import Broker, Delivery
-    from shinar.redrive import Summary
+    from shinar.redrive import Ledger, Summary
 
 ENGINES: Final = ("auto", "python", "spark")
 #: Characters of an error template that are printed.
@@ -35,7 +36,7 @@ def summary(args: argparse.Namespace) -> int:
     if from_lake(args):
         found = _of_lake(args)
     else:
-        from shinar.redrive import Chosen
+        from shinar.redrive import Chosen, summarise
         from shinar.redrive.look import deliveries
 
         with opened(args) as (broker, queue):
@@ -45,11 +46,23 @@ def summary(args: argparse.Namespace) -> int:
             count = total(broker, queue)
             spark = _spark(args, count)
             progress = Progress("read", count, quiet=args.quiet)
-            if spark is None:
-                found = _here(args, broker, queue, progress)
-            else:
-                found = _on_spark(args, spark, broker, _counted(source, progress))
+            with _ledger(args) as ledger:
+                sent = SentBack(address(args, settings_of(args))[0], queue, broker.traits, ledger)
+                if spark is None:
+                    letters = _counted(chosen_of(args, broker, queue), progress)
+                    told = ledger.generations if ledger is not None else None
+                    found = summarise(sent.others(letters, lambda letter: letter.delivery), None, told)
+                else:
+                    read = sent.others(_counted(source, progress), lambda delivery: delivery)
+                    found = _on_spark(args, spark, broker, read)
             progress.done()
+            if sent.count and not args.quiet:
+                text = f"{sent.count:,} more are in this log and were sent back before; they are left out"
+                print(f"note: {text}", file=sys.stderr)
+        if not found.total and not args.quiet:
+            from shinar.cli.broker import say_missing
+
+            say_missing(*address(args, settings_of(args)))
     rows = found.rows(since_ms(args.new_since))[: args.limit]
     if args.json:
         for row in rows:
@@ -59,13 +72,11 @@ def summary(args: argparse.Namespace) -> int:
     return 0
 
 
-def _here(args: argparse.Namespace, broker: Broker, queue: str, progress: Progress) -> Summary:
-    from shinar.redrive import summarise
-
+@contextmanager
+def _ledger(args: argparse.Namespace) -> Iterator[Ledger | None]:
     ledger = ledger_of(args)
     try:
-        told = ledger.generations if ledger is not None else None
-        return summarise(_counted(chosen_of(args, broker, queue), progress), None, told)
+        yield ledger
     finally:
         if ledger is not None:
             ledger.close()

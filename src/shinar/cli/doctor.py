@@ -11,7 +11,8 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from shinar.cli.common import add_output, emit
+from shinar.cli.common import add_output, emit, settings_of, with_token
+from shinar.cli.settings import Settings
 from shinar.errors import ShinarError
 
 #: extra -> distribution that must be installed for it
@@ -50,7 +51,8 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    checks = [_python(), *_extras(), _java(), *(_broker(url) for url in args.url)]
+    settings = settings_of(argparse.Namespace())
+    checks = [_python(), *_extras(), _java(), *(_broker(url, settings) for url in args.url)]
     for check in checks:
         if args.json:
             emit(check._asdict())
@@ -85,11 +87,11 @@ def _java() -> Check:
     return Check("java", major >= 17, text if major >= 17 else f"{text}: Spark 4.3 needs 17", needed=False)
 
 
-def _broker(text: str) -> Check:
+def _broker(text: str, settings: Settings) -> Check:
     from shinar.brokers import connect, parse
 
     try:
-        url = parse(text)
+        url = with_token(parse(text), settings)
         broker = connect(url)
         try:
             depth = broker.depth(url.queue) if url.queue else None

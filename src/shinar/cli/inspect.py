@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import base64
-import datetime
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from shinar.cli.common import add_output, colours, emit
+from shinar.cli.common import add_output, colours, emit, time_text
 from shinar.errors import ConfigError
 
 EXAMPLES = """examples:
@@ -89,8 +88,7 @@ def describe(body: bytes, **beside: Any) -> dict[str, Any]:
         described["envelope"] = parse_strict(body)
         created_ms = verdict.message.meta.created_at
         if created_ms:
-            when = datetime.datetime.fromtimestamp(created_ms / 1000, datetime.UTC)
-            described["created_at"] = when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            described["created_at"] = time_text(created_ms)
     else:
         try:
             described["raw"] = body.decode("utf-8")

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import shinar
-from shinar.errors import Cancelled, ShinarError
+from shinar.cli.parser import Parser, masked
+from shinar.errors import Cancelled, ShinarError, UsageError
 
 OK: Final = 0
 FINDINGS: Final = 1
@@ -40,11 +44,13 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("doctor", "check Java, Spark, extras and connections"),
     "config": ("config", "show settings and where they come from"),
 }
+#: Commands that run code of the user.
+OWN_CODE: Final = frozenset({"worker", "pipeline"})
 
 
 def parser(chosen: str | None) -> argparse.ArgumentParser:
     """The whole command line, with details of the chosen command only: the others stay unimported."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="shinar",
         description="Polyglot queues in Python, and on Spark.",
         epilog="Exit codes: 0 done, 1 findings or partial failure, 2 usage or I/O, 130 interrupted. "
@@ -64,9 +70,14 @@ def parser(chosen: str | None) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # half an emoji in somebody's error text is shown escaped
+            stream.reconfigure(errors="backslashreplace")
+    code: int = OK
     try:
         args = parser(chosen).parse_args(words)
-        code: int = args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
         return code
     except Cancelled as exc:
         print(f"shinar: {exc}", file=sys.stderr)
@@ -76,9 +87,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `shinar tail … | head`
-        sys.stderr.close()
-        return OK
+    except (OSError, UnicodeError, OverflowError, EOFError, RecursionError) as exc:
+        unwritable = _stdout_fails()
+        if unwritable and isinstance(exc, BrokenPipeError):  # `shinar tail … | head`
+            return code
+        if chosen in OWN_CODE and not unwritable:
+            raise  # an error of the user's own code is worth its traceback
+        what = "stdout" if unwritable else type(exc).__name__
+        print(f"shinar: {what}: {masked(str(exc))} [{UsageError.code}]", file=sys.stderr)
+        return FAILED
+    finally:
+        _stdout_fails()
+
+
+def _stdout_fails() -> bool:
+    """Whether stdout is closed or full; what is left for it then goes nowhere, so that nothing stumbles
+    over it again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):  # a stream without a file behind it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -8,13 +8,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.common import Progress, Stopper, add_output, add_settings, address, emit, settings_of
+from shinar.cli.common import (
+    MASK,
+    Progress,
+    Stopper,
+    add_output,
+    add_settings,
+    address,
+    emit,
+    settings_of,
+    with_token,
+)
 from shinar.cli.redrive_jobs import cancel, print_receipt, reason, show_list, show_status, undo_plan
 from shinar.errors import Cancelled, ConfigError
 
 if TYPE_CHECKING:
     from shinar.cli.settings import Settings
-    from shinar.redrive import Job, Ledger, Receipt, Redrive, Spec
+    from shinar.redrive import Job, Ledger, Plan, Receipt, Redrive, Spec
 
 EXAMPLES: Final = """examples:
   shinar redrive redis://localhost/orders.dlq --dry-run
@@ -125,10 +135,11 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
     job, plan = redrive.prepare(reserve=args.reserve)
     if not args.quiet:
         _show_plan(plan.as_dict(), f"redrive {job.id}", len(redrive.spec.ids))
+    _say_missing(args, redrive, plan)
     if plan.sendable and not args.yes:
         try:
             _confirm(plan.sendable)
-        except Cancelled:
+        except (Cancelled, KeyboardInterrupt):
             ledger.change(job.id, state="cancelled", note="not confirmed")
             ledger.close_open(job.id, "skipped", "cancelled", "planned")  # type: ignore[arg-type]  # texts
             raise
@@ -138,13 +149,13 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
 def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int | None) -> int:
     progress = Progress("redrive", total, quiet=args.quiet)
     redrive.progress = progress.add
-    with Stopper(redrive.stop, quiet=args.quiet):
+    with Stopper(redrive.stop, quiet=args.quiet) as stopper:
         receipt = redrive.run(job) if job is not None else redrive.run()
     progress.done()
-    return _hand_over(args, redrive.ledger, receipt)
+    return _hand_over(args, redrive.ledger, receipt, stopper)
 
 
-def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt) -> int:
+def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt, stopper: Stopper) -> int:
     if args.json:
         emit(receipt.as_dict())
     else:
@@ -153,22 +164,28 @@ def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt) -> in
         if note := ledger.job(receipt.job).note:
             print(note, file=sys.stderr)
         print(f"go on with: shinar redrive resume {receipt.job}", file=sys.stderr)
-    return 0 if receipt.adds_up else 1
+    if receipt.adds_up:
+        return 0
+    return 130 if stopper.asked else 1
 
 
 def _confirm(count: int) -> None:
-    typed = input(f"Type {count} to send them back: ")
+    try:
+        typed = input(f"Type {count} to send them back: ")
+    except EOFError:
+        typed = ""
     if typed.strip().replace(",", "") != str(count):
         raise Cancelled("nothing was sent")
 
 
 def _dry_run(args: argparse.Namespace, redrive: Redrive) -> int:
     _say_side_effect(args, redrive.url)
-    plan = redrive.dry_run(reserve=args.reserve).as_dict()
+    plan = redrive.dry_run(reserve=args.reserve)
+    _say_missing(args, redrive, plan)
     if args.json:
-        emit(plan)
+        emit(plan.as_dict())
     else:
-        _show_plan(plan, "dry run", len(redrive.spec.ids), sys.stdout)
+        _show_plan(plan.as_dict(), "dry run", len(redrive.spec.ids), sys.stdout)
         print("nothing was changed")
     return 0
 
@@ -186,6 +203,13 @@ def _rehearse(args: argparse.Namespace, redrive: Redrive) -> int:
             print(f"  {count:>7,}  {error}")
         print("nothing was changed on the broker")
     return 1 if result.failed else 0
+
+
+def _say_missing(args: argparse.Namespace, redrive: Redrive, plan: Plan) -> None:
+    from shinar.cli.broker import say_missing
+
+    if not plan.looked and not args.quiet:
+        say_missing(redrive.url, redrive.queue)
 
 
 def _say_side_effect(args: argparse.Namespace, url: Any) -> None:
@@ -223,22 +247,31 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
     from shinar.redrive import Spec
 
     job = ledger.job(args.id)
-    text = args.url or (settings["url"] if "***" in job.source else job.source)
-    if not text or parse(text).masked != job.source:
+    # SHINAR_TOKEN fills in for the embedded broker's.
+    url = with_token(parse(args.url or job.source), settings)
+    if _masked(url) and settings["url"]:
+        url = with_token(parse(settings["url"]), settings)
+    if _masked(url) or url.masked != job.source:
         raise ConfigError(f"give the URL again, it holds a secret: --url {job.source}", setting="url")
     spec = msgspec.json.decode(job.spec, type=Spec)
-    if job.target != _with_queue(parse(text), spec.to_queue).masked:
+    if job.target != _with_queue(url, spec.to_queue).masked:
         args.to = args.to or job.target
-        if "***" in args.to:
+        if MASK in args.to:
             raise ConfigError(f"give the target again, it holds a secret: --to {job.target}", setting="--to")
     args.patch = args.patch or spec.patch
-    redrive = _redrive(args, settings, ledger, parse(text), job.queue, spec)
+    redrive = _redrive(args, settings, ledger, url, job.queue, spec)
     progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
     redrive.progress = progress.add
-    with Stopper(redrive.stop, quiet=args.quiet):
+    if not args.quiet:
+        redrive.waits = _say_wait
+    with Stopper(redrive.stop, quiet=args.quiet) as stopper:
         receipt = redrive.resume(job.id)
     progress.done()
-    return _hand_over(args, redrive.ledger, receipt)
+    return _hand_over(args, redrive.ledger, receipt, stopper)
+
+
+def _say_wait(most_s: float) -> None:
+    print(f"waiting up to {most_s:.0f} s for the leases of the run that ended", file=sys.stderr, flush=True)
 
 
 # -- parts
@@ -302,6 +335,10 @@ def _succeeded(text: str | None) -> Any:
     return open_store(text)
 
 
+def _masked(url: Any) -> bool:
+    return MASK in (url.password, *url.options.values())
+
+
 def _with_queue(url: Any, queue: str) -> Any:
     from dataclasses import replace
 
@@ -335,9 +372,11 @@ def ids_of(file: str | None) -> tuple[str, ...]:
     if not file:
         return ()
     try:
-        return tuple(line.strip() for line in Path(file).read_text().splitlines() if line.strip())
+        return tuple(line.strip() for line in Path(file).read_text("utf-8").splitlines() if line.strip())
     except OSError as exc:
         raise ConfigError(f"cannot be read: {exc.strerror}", setting="--ids") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not UTF-8: write one id a line", setting="--ids") from None
 
 
 def rate_of(text: str) -> float:

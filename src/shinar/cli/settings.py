@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from shinar.errors import ConfigError
+from shinar.errors import ConfigError, UsageError
 
 FILE: Final = "shinar.toml"
 PREFIX: Final = "SHINAR_"
 #: Names under SHINAR_ that are not settings.
-_OTHER_NAMES: Final = frozenset({"SHINAR_CONFIG", "SHINAR_BROKER_TOKEN", "SHINAR_CACHE", "SHINAR_HEAVY"})
+_OTHER_NAMES: Final = frozenset(
+    {"SHINAR_CONFIG", "SHINAR_BROKER_DATA", "SHINAR_BROKER_TOKEN", "SHINAR_CACHE", "SHINAR_HEAVY"}
+)
 _SECRET: Final = frozenset({"url", "ledger", "token"})
 
 
@@ -48,7 +50,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "lake": Setting(str, "", "folder of the tables"),
     "ledger": Setting(str, "", "redrive ledger: a SQLite file or a postgresql:// URL"),
     "spark_above": Setting(int, 1_000_000, "dead letters above which `dlq summary` counts on Spark"),
-    "token": Setting(str, "", "shared token of the embedded broker"),
+    "token": Setting(str, "", "token for phpmq:// URLs that bring none"),
 }
 
 
@@ -74,12 +76,12 @@ class Settings:
         value = self[name]
         if name == "token" and value:
             return "***"
-        if name in _SECRET and "://" in str(value):
+        if name in _SECRET and ("://" in str(value) or "@" in str(value)):
             from shinar.brokers import parse
 
             try:
                 return str(parse(value))
-            except ConfigError:
+            except UsageError:
                 return "***"
         return str(value)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import sys
 import time
+from collections import Counter
 from typing import Any
 
 from shinar.cli.common import add_output, add_settings, address, emit, settings_of
@@ -38,13 +41,15 @@ def run(args: argparse.Namespace) -> int:
     url, queue = address(args, settings)
     broker = connect(url)
     shown = 0
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     try:
         while True:
-            present: set[str] = set()
+            present: Counter[str] = Counter()
             for delivery in broker.browse(queue, args.limit):
-                present.add(delivery.position)
-                if delivery.position in seen:
+                # Not every broker tells positions (Artemis); then equal bodies are told apart by counting.
+                place = delivery.position or hashlib.sha256(delivery.body).hexdigest()
+                present[place] += 1
+                if present[place] <= seen[place]:
                     continue
                 _show(args, delivery)
                 shown += 1
@@ -53,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             seen = present  # what is gone from the queue need not be remembered
             if not args.follow:
                 return 0
+            sys.stdout.flush()  # whoever reads a pipe must not wait for a full buffer
             time.sleep(args.interval_s)
     finally:
         broker.close()

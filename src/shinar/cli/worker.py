@@ -6,12 +6,16 @@ import argparse
 import importlib
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from shinar.cli.common import add_output, add_settings, address, emit, settings_of
 from shinar.cli.settings import Settings
 from shinar.errors import ConfigError
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+FORMATS: Final = ("text", "json")
 
 EXAMPLES = """examples:
   shinar worker app:handlers --url phpmq://localhost/emails --concurrency 8
@@ -53,12 +57,13 @@ def run(args: argparse.Namespace) -> int:
     from shinar.worker import Endpoint, Limits, Worker
 
     settings = settings_of(args)
+    _check(settings)
     setup_logging(level=settings["log_level"], json_lines=settings["log_format"] == "json")
     url, queue = address(args, settings)
     metrics = Metrics()
     worker = Worker(
         url,
-        load_handlers(args.handlers),
+        _handlers(args.handlers),
         queue=queue,
         policy=policy_of(settings),
         steps=_steps(args, settings, metrics),
@@ -75,9 +80,13 @@ def run(args: argparse.Namespace) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: worker.stop())
-    endpoint = (
-        Endpoint(metrics, worker.health, port=settings["metrics_port"]) if settings["metrics_port"] else None
-    )
+    endpoint = None
+    if settings["metrics_port"]:
+        try:
+            endpoint = Endpoint(metrics, worker.health, port=settings["metrics_port"])
+        except (OSError, OverflowError) as exc:
+            text = f"port {settings['metrics_port']} cannot be served: {exc}"
+            raise ConfigError(text, setting="metrics_port") from None
     try:
         report = worker.run()
     finally:
@@ -91,6 +100,26 @@ def run(args: argparse.Namespace) -> int:
         )
         print(f"received {report.received:,}: {counts} (stopped by {report.stopped_by})", file=sys.stderr)
     return 1 if report.count("unsettled") else 0
+
+
+def _check(settings: Settings) -> None:
+    for name, known in (("log_level", LEVELS), ("log_format", FORMATS)):
+        if settings[name].lower() not in known:
+            raise ConfigError(f"{settings[name]!r} is none of {', '.join(known)}", setting=name)
+    if settings["prefetch"] < 0:
+        raise ConfigError("must not be negative; 0 chooses", setting="prefetch")
+    if settings["concurrency"] < 1:
+        raise ConfigError("must be at least 1", setting="concurrency")
+
+
+def _handlers(text: str) -> Any:
+    from shinar.worker import Handlers
+
+    found = load_handlers(text)
+    if not isinstance(found, (Handlers, Mapping)):
+        kind = type(found).__name__
+        raise ConfigError(f"{text} is a {kind}, neither Handlers nor a mapping of URNs", setting="handlers")
+    return found
 
 
 def load_handlers(text: str) -> Any:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final
 
 import msgspec
 
+from shinar.errors import ConfigError
 from shinar.redrive.expression import Expression
-from shinar.redrive.letters import Letter
+from shinar.redrive.letters import Letter, whole
+
+#: Kinds of expressions that choose; a member of the payload ("any") may hold true or false.
+CONDITIONS: Final = ("bool", "any", "null")
 
 
 class Chosen:
@@ -22,6 +27,11 @@ class Chosen:
         ids: tuple[str, ...] = (),
     ) -> None:
         self._where = Expression(where) if where else None
+        if self._where is not None and self._where.kind not in CONDITIONS:
+            raise ConfigError(
+                f"{where!r} is a {self._where.kind}, no condition; compare it: exception = 'ValueError'",
+                setting="--where",
+            )
         self._fingerprint = fingerprint.lower()
         self._since_ms = since_ms
         self._ids = frozenset(ids)
@@ -42,8 +52,11 @@ def row_of(letter: Letter, payload: bool = True) -> dict[str, Any]:
     """The letter as the row an expression sees."""
     data = None
     if payload and letter.message is not None:
-        data = msgspec.json.encode(letter.message.data).decode()
-    return {
+        try:
+            data = msgspec.json.encode(letter.message.data).decode()
+        except UnicodeEncodeError:
+            data = whole(json.dumps(letter.message.data, ensure_ascii=False))
+    row: dict[str, Any] = {
         "urn": letter.urn,
         "exception": letter.exception,
         "error": letter.error,
@@ -59,3 +72,4 @@ def row_of(letter: Letter, payload: bool = True) -> dict[str, Any]:
         "fingerprint": letter.fingerprint,
         "data": data,
     }
+    return {name: whole(value) if isinstance(value, str) else value for name, value in row.items()}

@@ -22,7 +22,10 @@ class Expression:
     def __init__(self, text: str, setting: str = "--where") -> None:
         self.text = text
         parser = Parser(text, setting)
-        node = parser.whole()
+        try:
+            node = parser.whole()
+        except RecursionError:
+            raise ConfigError(f"{text[:60]!r}… is nested too deeply", setting=setting) from None
         self.kind: Kind = node.kind
         #: The path, when the expression is nothing but a member of the payload.
         self.path = parser.only_path
@@ -44,12 +47,14 @@ class Expression:
         values = [row.get(name) for name in self._columns]
         try:
             found = self._database.execute(self._sql, values).fetchone()[0]
-        except (sqlite3.Error, OverflowError):
+        except (sqlite3.Error, OverflowError, UnicodeError):
             return None  # a payload SQLite cannot read has no members
         return bool(found) if self.kind == "bool" and found is not None else found
 
     def matches(self, row: Mapping[str, Any]) -> bool:
-        return bool(self.value(row))
+        """Only true is true: a text or a number that is simply there chooses nothing."""
+        found = self.value(row)
+        return found is True or (type(found) is int and found == 1)
 
 
 def parse_path(text: str, setting: str = "--set") -> tuple[str | int, ...]:

@@ -168,7 +168,8 @@ class Parser:
     def _truth(self, node: Node) -> str:
         if node.kind not in ("bool", "any", "null"):
             raise self._error("AND, OR and NOT join conditions, not values")
-        return node.sql
+        # A member of the payload is a condition if it holds true or false; anything else is unknown.
+        return f"(CASE {node.sql} WHEN 1 THEN 1 WHEN 0 THEN 0 END)" if node.kind == "any" else node.sql
 
     def _predicate(self) -> Node:
         left = self._sum()

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from shinar.brokers import Broker, Delivery, connect, parse, traits
+from shinar.brokers import Broker, connect, parse, traits
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, Unsupported, UsageError
@@ -23,14 +23,16 @@ from shinar.redrive.arrived import advance, mark_logs, settle_doubts
 from shinar.redrive.breaker import Breaker
 from shinar.redrive.checks import Checks, Seen, Validate
 from shinar.redrive.choose import Chosen
-from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState, whoami
+from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState
 from shinar.redrive.letters import Letter, digest
 from shinar.redrive.look import UNREACHED, browse, letters
 from shinar.redrive.model import Receipt, Spec
-from shinar.redrive.passes import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass, Send
+from shinar.redrive.pace import Pace, paced
+from shinar.redrive.passes import LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
 from shinar.redrive.patch import Function, Patch
 from shinar.redrive.plan import Plan, Planner
-from shinar.redrive.send import Item, Route, Sender
+from shinar.redrive.runner import whoami
+from shinar.redrive.send import Route, Sender
 
 #: Rounds through a queue before what was not met counts as gone.
 ROUNDS: Final = 3
@@ -83,6 +85,8 @@ class Redrive:
         self._unreached = 0
         #: Called with the number of messages that came to their end.
         self.progress: Callable[[int], None] = lambda _: None
+        #: Called with the seconds at most before a wait for the leases of a run that died.
+        self.waits: Callable[[float], None] = lambda _: None
 
     def means(self, letter: Letter) -> bool:
         """Whether the job's choice includes this one."""
@@ -197,10 +201,10 @@ class Redrive:
         matcher.chosen = None if job.planned else self._chosen
         matcher.count(self.ledger.receipt(job.id).selected)
         lease_s = route.source.traits.lease_s or 0.0
-        pace = _Pace(self.spec.rate_per_s, lease_s, self._clock)
-        one = Pass(
-            route.source, self.queue, matcher, _paced(sender, pace), clock=self._clock, batch=pace.batch
-        )
+        pace = Pace(self.spec.rate_per_s, lease_s, self._clock)
+        send = paced(sender.send, pace, lambda: one.stopped())
+        one = Pass(route.source, self.queue, matcher, send, clock=self._clock, batch=pace.batch)
+        one.waits = self.waits
         one.stopped = self._watch(job, sender, self._arrivals(route, one, sender.breaker))
         one.finished = lambda: job.planned and not self.ledger.open_count(job.id)
         if route.log:
@@ -208,6 +212,8 @@ class Redrive:
         elif route.source.traits.release_to == "back":
             self._turn(job, one, lease_s, resumed=resumed)
         else:
+            if resumed and lease_s:
+                self.waits(lease_s + LAPSE_MARGIN_S)
             one.hold(lease_s + LAPSE_MARGIN_S if resumed else QUIET_S)
             self._unreached = one.unreached
 
@@ -215,6 +221,8 @@ class Redrive:
         depth = one.depth
         if resumed:
             one.wait_for_lapsed(lease_s)
+            if one.stopped():
+                return  # nothing was touched yet
             # First the rest of the broken round: it ends where the queue began.
             at = one.find(job.anchor)
             one.turn(depth() if at is None else at)
@@ -332,6 +340,13 @@ class Redrive:
                 "carry bq-replay-bypass, so effects would be repeated",
                 "redrive without --bypass, or to a broker that carries headers",
             )
+        known = traits(self.url)
+        if self.spec.rate_per_s and known.lease_s and 2 / self.spec.rate_per_s > known.lease_s:
+            raise Unsupported(
+                known.name,
+                f"wait {1 / self.spec.rate_per_s:.0f} s with one in hand: a lease is {known.lease_s:g} s",
+                "redrive at a higher --rate, or take a longer lease (?lease_s=)",
+            )
         source: Broker = connect(self.url, self._clock)
         try:
             log = source.traits.replayable
@@ -343,40 +358,6 @@ class Redrive:
                     target.close()
         finally:
             source.close()
-
-
-class _Pace:
-    """So many a second: in small even steps, and no more in hand than fits into a lease."""
-
-    def __init__(self, rate_per_s: float, lease_s: float, clock: Clock) -> None:
-        self._rate, self._clock = rate_per_s, clock
-        #: Messages sent at once.
-        self.step = max(1, min(BATCH, round(rate_per_s / 2))) if rate_per_s else BATCH
-        #: Messages in hand at once.
-        self.batch = BATCH
-        if rate_per_s and lease_s:
-            self.batch = max(1, min(BATCH, round(rate_per_s * lease_s / 4)))
-        self._next_s = clock.monotonic_s()
-
-    def wait(self, count: int) -> None:
-        if not self._rate:
-            return
-        now_s = self._clock.monotonic_s()
-        if self._next_s > now_s:
-            self._clock.sleep(self._next_s - now_s)
-        self._next_s = max(self._next_s, now_s) + count / self._rate
-
-
-def _paced(sender: Sender, pace: _Pace) -> Send:
-    def send(items: Sequence[Item]) -> list[Delivery]:
-        left: list[Delivery] = []
-        for start in range(0, len(items), pace.step):
-            step = items[start : start + pace.step]
-            pace.wait(len(step))
-            left += sender.send(step)
-        return left
-
-    return send
 
 
 def _target(source: BrokerUrl, to: str) -> tuple[BrokerUrl, str]:

@@ -6,9 +6,7 @@ failed; whoever finds it after a crash knows from its state what may have happen
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -20,11 +18,13 @@ from shinar.brokers.registry import parse
 from shinar.brokers.sql_session import Database, check_options
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, UsageError
+from shinar.redrive.letters import whole
 from shinar.redrive.model import Receipt
+from shinar.redrive.runner import lives, this_process
 
 #: Rows per statement or page.
 CHUNK: Final = 500
-#: A job whose runner has not shown itself for this long may be taken over.
+#: A job whose runner on another machine has not shown itself for this long may be taken over.
 STALE_MS: Final = 60_000
 #: Layout of the tables; a newer one is refused.
 VERSION: Final = "1"
@@ -126,21 +126,16 @@ def default_path() -> Path:
     return Path(base) / "shinar" / "redrive.db"
 
 
-def whoami() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
 class Ledger:
     """Opened on a file or a postgresql:// URL. One thread at a time."""
 
     def __init__(self, place: str | os.PathLike[str] = "", clock: Clock = SYSTEM) -> None:
         text = os.fspath(place) or str(default_path())
         if "://" not in text:
-            Path(text).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            try:
+                Path(text).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            except OSError as exc:
+                raise ConfigError(f"{text} cannot be made: {exc.strerror}", setting="ledger") from None
             text = f"sqlite://{Path(text).expanduser().absolute()}"
         url = parse(text)
         if url.scheme not in ("sqlite", "postgresql"):
@@ -194,23 +189,30 @@ class Ledger:
 
     def take_over(self, job: Job) -> str:
         """Become the only runner of a job. A runner that died, or has been silent, is replaced."""
-        me = f"{socket.gethostname()}:{os.getpid()}"
+        me = this_process()
         current = self.job(job.id)
         if current.state == JobState.RUNNING and current.runner != me and self.alive(current):
-            raise UsageError(f"redrive {job.id} is being run by {current.runner}; cancel it there first")
-        self.change(job.id, runner=me, state=JobState.RUNNING, seen_ms=self.clock.epoch_ms())
+            raise UsageError(
+                f"redrive {job.id} is being run by {current.runner}; stop it there, or wait for its end"
+            )
+        # Of two that come at the same time one finds the row as it was.
+        sql = self._dialect.render(
+            "UPDATE shinar_redrive_jobs SET runner = %s, state = %s, seen_ms = %s "
+            "WHERE id = %s AND runner = %s AND state = %s AND seen_ms = %s"
+        )
+        mine = (me, str(JobState.RUNNING), self.clock.epoch_ms())
+        with self._database.transaction() as cursor:
+            cursor.execute(sql, (*mine, job.id, current.runner, current.state, current.seen_ms))
+            taken = cursor.rowcount == 1
+        if not taken:
+            raise UsageError(f"redrive {job.id} was taken by another runner just now; see its status")
         return me
 
     def alive(self, job: Job) -> bool:
         """Whether the runner of a running job is still there, as far as can be seen from here."""
-        host, _, pid = job.runner.rpartition(":")
-        if host == socket.gethostname() and pid.isdigit():
-            try:
-                os.kill(int(pid), 0)
-            except ProcessLookupError:
-                return False
-            except PermissionError:
-                return True
+        there = lives(job.runner, job.seen_ms)
+        if there is not None:
+            return there
         return self.clock.epoch_ms() - job.seen_ms < STALE_MS
 
     def state_of(self, job_id: str) -> str:
@@ -369,8 +371,13 @@ class Ledger:
     def _write(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:
             return
-        with self._database.transaction() as cursor:
-            cursor.executemany(self._dialect.render(sql), rows)
+        try:
+            with self._database.transaction() as cursor:
+                cursor.executemany(self._dialect.render(sql), rows)
+        except UnicodeEncodeError:  # half an emoji in somebody's error text; nothing was written
+            clean = [tuple(whole(one) if isinstance(one, str) else one for one in row) for row in rows]
+            with self._database.transaction() as cursor:
+                cursor.executemany(self._dialect.render(sql), clean)
 
 
 def _values(value: Job | Line) -> tuple[Any, ...]:

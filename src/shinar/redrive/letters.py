@@ -81,6 +81,12 @@ class Letter(msgspec.Struct, frozen=True):
         return queue if queue != self.delivery.queue else ""
 
 
+def whole(text: str) -> str:
+    """Half a surrogate pair (JavaScript cuts texts in the middle of an emoji) is no character: neither
+    SQLite nor UTF-8 takes it."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def read(delivery: Delivery, traits: Traits) -> Letter:
     verdict = judge(delivery.body)
     message = verdict.message
@@ -98,8 +104,8 @@ def read(delivery: Delivery, traits: Traits) -> Letter:
         attempts=_number(block, "attempts") if block else (message.attempts if message else None),
         lang=lang or (message.meta.lang if message else None) or None,
         urn=message.urn if message else None,
-        id=(message.meta.id if message else None) or None,
-        trace_id=(message.trace_id if message else None) or None,
+        id=whole(message.meta.id if message else "") or None,
+        trace_id=whole(message.trace_id if message else "") or None,
         created_ms=message.meta.created_at if message else None,
     )
 

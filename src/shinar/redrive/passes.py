@@ -108,7 +108,9 @@ class Pass:
         #: Messages the broker did not hand out though they are there.
         self.unreached = 0
         self._taken = 0
-        #: Asked between batches: True ends the sending, not the tidying up.
+        #: Told the seconds at most before a wait for the leases of a run that died.
+        self.waits: Callable[[float], None] = lambda _: None
+        #: Asked between batches and steps: True ends the sending, not the tidying up.
         self.stopped: Callable[[], bool] = lambda: False
         #: Asked between batches: True when nothing is left to find.
         self.finished: Callable[[], bool] = lambda: False
@@ -220,9 +222,13 @@ class Pass:
     def wait_for_lapsed(self, lease_s: float) -> None:
         """Reservations of a run that died end with their leases; only then is the order known."""
         deadline_s = self._clock.monotonic_s() + lease_s + LAPSE_MARGIN_S
-        while self._clock.monotonic_s() < deadline_s:
+        told = False
+        while self._clock.monotonic_s() < deadline_s and not self.stopped():
             # Some brokers only look for lapsed leases when somebody reserves.
             self._broker.reserve(self._queue, 0, 0.0)
             if not self._broker.depth(self._queue).reserved:
                 return
+            if not told:
+                told = True
+                self.waits(lease_s + LAPSE_MARGIN_S)
             self._clock.sleep(0.2)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from shinar.envelope.fingerprint import error_template
-from shinar.redrive.letters import Letter, Nature
+from shinar.redrive.letters import Letter, Nature, whole
 
 #: More kinds of failure than this are counted together: a text that is different each time must not
 #: fill the memory.
@@ -76,8 +76,8 @@ class Sample(msgspec.Struct, frozen=True, order=True):
     @classmethod
     def of(cls, letter: Letter) -> Sample:
         texts = (letter.reason, letter.exception, letter.lang, letter.said_queue)
-        plain = [text or "" for text in texts]
-        return cls(letter.id is None, letter.id or "", letter.error or "", letter.nature, *plain)
+        plain = [whole(text or "") for text in texts]
+        return cls(letter.id is None, letter.id or "", whole(letter.error or ""), letter.nature, *plain)
 
 
 class Group(msgspec.Struct):
@@ -184,7 +184,10 @@ class Summary(msgspec.Struct):
         if len(self.groups) >= MOST_GROUPS:
             return self.groups.setdefault(OTHER, Group(OTHER))
         group = self.groups[name] = Group(
-            name, template=error_template(letter.error), urn=letter.urn, sample=Sample.of(letter)
+            name,
+            template=whole(error_template(letter.error)),
+            urn=letter.urn and whole(letter.urn),
+            sample=Sample.of(letter),
         )
         return group
 

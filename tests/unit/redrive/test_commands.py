@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 
 from redrive_letters import plant
-from shinar.brokers import connect
+from shinar.brokers import Outgoing, connect
 from shinar.cli.main import main
 
 Run = Callable[..., tuple[int, list[Any], str]]
@@ -222,3 +226,71 @@ def test_ids_patch_and_rehearsal(url: str, run: Run, tmp_path: Path) -> None:
     broker.close()
     assert all(message["data"]["mended"] for message in sent)
     assert not {message["meta"]["id"] for message in sent} & {row["id"] for row in listed}
+
+
+def test_half_an_emoji_stops_nobody(url: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """JavaScript cuts a text in the middle of a surrogate pair, and JSON carries it."""
+    place = url.replace("orders.dlq", "cut.dlq")
+    broker = connect(place)
+    plant(broker, "orders.dlq", "orders", 1)
+    (plain,) = [one.body for one in broker.browse("orders.dlq", 1)]
+    said = b'"dead_letter":{"error":"cut \\ud83d","exception":"E \\ud83d","original_queue":"orders"}'
+    in_error = re.sub(rb'"dead_letter":\{[^}]*\}', lambda _: said, plain)
+    in_data = plain.replace(b'"data":{', b'"data":{"note":"cut \\ud83d",')
+    in_id = re.sub(rb'"id":"', rb'"id":"\\ud83d', plain)
+    assert len({plain, in_error, in_data, in_id}) == 4
+    broker.publish("cut.dlq", [Outgoing(body) for body in (plain, in_error, in_data, in_id)])
+    broker.close()
+    code, rows, _ = run("dlq", "summary", place)
+    assert (code, sum(row["count"] for row in rows)) == (0, 4)
+    assert main(["dlq", "summary", place]) == main(["dlq", "show", place]) == main(["tail", place]) == 0
+    assert "cut \\ud83d" in capsys.readouterr().out
+    for words in (["dlq", "list", place], ["dlq", "show", place], ["dlq", "export", place], ["tail", place]):
+        assert len(run(*words)[1]) == 4
+    assert len(run("dlq", "list", place, "--where", "error like 'cut%' or data.note like 'cut%'")[1]) == 2
+    code, (receipt,), _ = run("redrive", place, "--yes", "--quiet")
+    assert (code, receipt["published"]) == (0, 4)
+    code, (again,), _ = run("redrive", place, "--dry-run")
+    assert again["looked"] == 0
+
+
+def test_the_prompt_left_with_ctrl_c_or_ctrl_d(url: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def leave(error: type[BaseException]) -> Any:
+        def prompt(_text: str) -> str:
+            raise error
+
+        return prompt
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    for error in (EOFError, KeyboardInterrupt):
+        monkeypatch.setattr("builtins.input", leave(error))
+        assert run("redrive", url)[0] == 130
+    _, jobs, _ = run("redrive", "list")
+    assert [(job["state"], job["receipt"]["left"]) for job in jobs] == [("cancelled", 0)] * 2
+    assert count(url, "orders.dlq") == 48
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_ends_with_130_and_a_paused_job(url: str, run: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shinar.cli.main", "redrive", url, "--yes", "--rate", "2/s", "--json"]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while count(url, "orders") < 2:
+        time.sleep(0.1)
+    (job,) = run("redrive", "list")[1]
+    code, _, err = run("redrive", "resume", job["id"])
+    assert (code, "is being run by" in err) == (2, True)
+    runner.send_signal(signal.SIGINT)
+    asked_s = time.monotonic()
+    out, err = runner.communicate(timeout=30)
+    assert time.monotonic() - asked_s < 5
+    assert runner.returncode == 130, err
+    receipt = json.loads(out)
+    assert (receipt["state"], receipt["published"] + receipt["left"]) == ("paused", 40)
+    assert (count(url, "orders"), count(url, "orders.dlq")) == (
+        receipt["published"],
+        48 - receipt["published"],
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shinar.errors import ConfigError
+from shinar.redrive.choose import Chosen
 from shinar.redrive.expression import Expression, parse_path
 from shinar.redrive.grammar import moment_ms
 
@@ -100,3 +101,30 @@ def test_paths() -> None:
     assert parse_path("data.items[0].`a-b`") == ("items", 0, "a-b")
     with pytest.raises(ConfigError):
         parse_path("data.a + 1")
+
+
+@pytest.mark.parametrize("text", ["'ValueError'", "exception", "failed_at", "(lang)", "length(lang)"])
+def test_a_value_is_no_condition(text: str) -> None:
+    with pytest.raises(ConfigError, match="no condition"):
+        Chosen(where=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data.name", False),
+        ("data.amount", False),
+        ("not data.name", False),
+        ("data.name or data.amount", False),
+        ("data.paid and lang = 'php'", True),
+        ("not data.paid", False),
+        ("coalesce(exception, 'x')", False),
+    ],
+)
+def test_only_true_is_true(text: str, expected: bool) -> None:
+    assert Expression(text).matches(ROW) is expected
+
+
+def test_too_deep_is_told() -> None:
+    with pytest.raises(ConfigError, match="too deeply"):
+        Expression("(" * 400 + "1 = 1" + ")" * 400)
