@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
+_STREAM_LOG: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+#: Dates go no further back than the year 1.
+_LONGEST_S: Final = 1000 * 365 * 86_400
+
+
 def lake_store(settings: Settings) -> Any:
     if not settings["lake"]:
         raise ConfigError("name the folder of the tables with --lake", setting="lake")
@@ -32,6 +37,7 @@ def spark_session(master: str | None = None, conf: dict[str, Any] | None = None)
         from shinar.pipeline.session import session
     except ModuleNotFoundError as exc:
         raise MissingExtra("the pipeline", str(exc.name), "spark") from None
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkRuntimeError
 
     texts = {name: str(value) for name, value in (conf or {}).items()}
@@ -39,7 +45,17 @@ def spark_session(master: str | None = None, conf: dict[str, Any] | None = None)
         spark = session(master or "local[*]", conf=texts)
     except PySparkRuntimeError as exc:
         raise ConfigError(f"Spark does not start ({exc}); it needs Java 17: try `shinar doctor`") from None
+    except Py4JError as exc:
+        where = f" on --master {master}" if master else ""
+        cause = next((line for line in str(exc).splitlines() if line.startswith(": ")), ": unknown")[2:]
+        raise ConfigError(
+            f"Spark does not start{where} ({cause[:200]}); is that master reachable? Try `shinar doctor`"
+        ) from None
     spark.sparkContext.setLogLevel("ERROR")
+    # What ends a stream is raised here as well, and told in one sentence instead of a page of Java.
+    java: Any = spark._jvm
+    logs = java.org.apache.logging.log4j
+    logs.core.config.Configurator.setLevel(_STREAM_LOG, logs.Level.OFF)
     return spark
 
 
@@ -47,7 +63,10 @@ def span_s(text: str, setting: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise ConfigError(f"{text!r} is no length of time; write 30m, 12h, 7d", setting=setting)
-    return float(match[1]) * _SPANS[match[2]]
+    seconds = float(match[1]) * _SPANS[match[2]]
+    if seconds > _LONGEST_S:
+        raise ConfigError(f"{text} is more than a thousand years", setting=setting)
+    return seconds
 
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:

@@ -27,6 +27,7 @@ EXAMPLES: Final = """examples:
   shinar pipeline run job.toml
   shinar pipeline run --archive bodies.jsonl --lake lake
   shinar pipeline status --lake lake
+  shinar pipeline handlers --lake lake --retry --job orders --handlers shop.jobs:register
   shinar pipeline compact --lake lake
   shinar pipeline retention --lake lake --keep 90d --yes
 job.toml holds the same names as the flags, and tables [routes], [options] and [spark]:
@@ -71,17 +72,27 @@ def register(commands: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    steps = parser.add_subparsers(dest="step", metavar="run|status|compact|retention", required=True)
+    steps = parser.add_subparsers(dest="step", metavar="run|status|handlers|compact|retention", required=True)
     _register_run(steps)
     for name, text, run_step in (
         ("status", "what is in the tables, and what is unfinished", run_status),
+        ("handlers", "what handlers owe; tries it again with --retry", run_handlers),
         ("compact", "rewrite small files as few", run_compact),
         ("retention", "delete old rows, then files no table names", run_retention),
     ):
         step = steps.add_parser(name, help=text)
         add_settings(step, "lake")
         add_output(step)
-        if name != "status":
+        if name == "handlers":
+            step.add_argument(
+                "--retry", action="store_true", help="run the owed batches again, parked ones too"
+            )
+            step.add_argument("--job", help="name of the job that has the handlers")
+            step.add_argument(
+                "--handlers", metavar="MODULE:FUNCTION", help="called with the Pipeline, as by run"
+            )
+            step.add_argument("--master", help="Spark master (default local[*])")
+        elif name != "status":
             step.add_argument("--table", action="append", default=[], help="only this table; may be repeated")
         if name == "retention":
             step.add_argument("--keep", required=True, help="how long rows stay, such as 90d or 12h")
@@ -324,6 +335,25 @@ def run_status(args: argparse.Namespace) -> int:
         for text in found.owed:
             print(f"owed by handler {text}")
     return 0 if found.balanced and not found.owed else 1
+
+
+def run_handlers(args: argparse.Namespace) -> int:
+    settings = settings_of(args)
+    store = lake_store(settings)
+    if args.retry:
+        for name in ("job", "handlers"):
+            if not getattr(args, name):
+                raise ConfigError("is needed to run handlers again, as `pipeline run` has it", setting=name)
+        job = {"lake": settings["lake"], "job": args.job, "handlers": args.handlers, "master": args.master}
+        _pipeline(job).retry_handlers()
+    from shinar.pipeline.maintenance import owed
+
+    found = owed(store)
+    if args.json:
+        emit({"owed": found})
+    else:
+        print("\n".join(f"owed by handler {text}" for text in found) or "no handler owes anything")
+    return 1 if found else 0
 
 
 def run_compact(args: argparse.Namespace) -> int:

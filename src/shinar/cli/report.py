@@ -63,7 +63,7 @@ def register(commands: Any) -> None:
         )
         add_settings(parser, "lake")
         add_output(parser)
-        parser.add_argument("--limit", type=int, default=50, help="rows shown at most (default 50)")
+        parser.add_argument("--limit", type=_least_one, default=50, help="rows shown at most (default 50)")
         parser.add_argument("--master", help="Spark master (default local[*])")
         _extra(parser, name)
         parser.set_defaults(run=run)
@@ -88,6 +88,12 @@ def _extra(parser: argparse.ArgumentParser, name: str) -> None:
             "--out", help="folder for registry.json and the schemas; nothing is written without"
         )
         parser.add_argument("--urn", help="only this URN")
+
+
+def _least_one(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def moment(text: str | None) -> datetime | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -24,11 +25,12 @@ from shinar.clock import SYSTEM, Clock
 from shinar.errors import StoreError
 from shinar.pipeline import deadletters, dedupe, durable, tables
 from shinar.pipeline.manifest import Balance, BatchId, Manifest, stage_dir, typed_path
+from shinar.pipeline.registered import load_registry
 from shinar.pipeline.route import Routes
 from shinar.pipeline.split import Parts, Plan, split
 from shinar.pipeline.spool import Spool, Spooled, Spooling, by_queue
 from shinar.pipeline.tables import TYPED_DIR, Commit, DataFile, Store
-from shinar.pipeline.typed import Columns, load_registry
+from shinar.pipeline.typed import Columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,6 +63,16 @@ class Unbalanced(StoreError):
     code = "SH-1301"
 
 
+class PutDown(msgspec.Struct, frozen=True):
+    """A batch that is read and judged, and in files of its own."""
+
+    batch: BatchId
+    work: Path
+    spool: Spool
+    spooled: list[Spooled]
+    started_s: float
+
+
 class Line:
     """Prepares one batch. An object only because the steps share store, session and folders."""
 
@@ -72,31 +84,34 @@ class Line:
         self._rules = rules
         self._clock = clock
         self._routes = Routes(rules.routes)
+        self._typed_routes = self._routes if rules.typed else None
         self._registry = load_registry(rules.registry) if rules.registry else {}
 
-    def prepare(self, rows: DataFrame, batch: BatchId) -> Manifest | None:
-        """Write and count everything the batch adds; None when it has no rows."""
+    @contextmanager
+    def put_down(self, rows: DataFrame, batch: BatchId) -> Iterator[PutDown]:
+        """Read the batch. What is needed no more is removed afterwards; other jobs need not wait for this."""
         started_s = self._clock.monotonic_s()
         work = stage_dir(self._store, batch)
         try:
-            return self._prepare(rows, batch, work, started_s)
+            spool = Spool(str(work / "rows"))
+            known = frozenset(self._known_columns())
+            spooled = self._spool(rows, Spooling(spool, batch.name, self._typed_routes, known), batch)
+            yield PutDown(batch, work, spool, spooled, started_s)
         finally:
             tables.remove_tree(work)
 
-    def _prepare(self, rows: DataFrame, batch: BatchId, work: Path, started_s: float) -> Manifest | None:
-        routes = self._routes if self._rules.typed else None
-        known = self._known_columns() if self._rules.typed else {}
-        spool = Spool(str(work / "rows"))
-        spooled = self._spool(rows, Spooling(spool, batch.name, routes, frozenset(known)), batch)
-        if not spooled:
-            return None
+    def decide(self, given: PutDown) -> Manifest:
+        """Write and count everything the batch adds. No other batch of the lake may do so meanwhile: what is
+        known of ids and columns must stay as it is until the manifest is carried out."""
+        batch, work, spool, spooled = given.batch, given.work, given.spool, given.spooled
+        routes, known = self._typed_routes, self._known_columns()
         duplicates = self._duplicates(spool, spooled, batch, work)
         plan = Plan(spool, duplicates, str(work / "tables"), batch.name, routes, known)
         parts = self._split(plan, spooled)
         parts.files["dead_letters"] = self._dead_letters(spool, spooled, work)
         balances = self._balance(spooled, parts.files)
         commits = self._adopt(parts, batch, work.name)
-        took_ms = int((self._clock.monotonic_s() - started_s) * 1000)
+        took_ms = int((self._clock.monotonic_s() - given.started_s) * 1000)
         commits.append(self._batches_row(batch, balances, spooled, took_ms, work.name))
         return Manifest(
             batch=batch,
@@ -134,6 +149,8 @@ class Line:
 
     def _known_columns(self) -> dict[str, Columns]:
         known: dict[str, Columns] = {}
+        if self._typed_routes is None:
+            return known
         for urn, columns in self._registry.items():
             table = self._routes.table(urn)
             if table:

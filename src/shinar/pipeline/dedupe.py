@@ -87,7 +87,8 @@ def _confirmed(met: DataFrame, history: DataFrame | None, rows: int, batch: str)
         history.select("id_hash", "id", "received_at", "batch")
         .join(_small(met.select("id_hash"), rows), "id_hash", "left_semi")
         .groupBy("id")
-        .agg(F.min_by("batch", "received_at").alias("known_batch"))
+        # An archive's rows may have no time of delivery: then any of their batches is as good.
+        .agg(F.coalesce(F.min_by("batch", "received_at"), F.min("batch")).alias("known_batch"))
     )
     return (
         ranked.join(known, "id", "left")

@@ -6,9 +6,12 @@ No Spark and no jar here. Files of a failed attempt stay where they are, unseen,
 from __future__ import annotations
 
 import json
+import random
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -16,12 +19,17 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from shinar.errors import StoreError
-from shinar.pipeline.tables import STATE_DIR, Commit, DataFile, widened
+from shinar.pipeline.tables import STATE_DIR, Commit, DataFile, require_files, widened
 
 #: Commits between two checkpoints of the log: opening a table stays quick after many batches.
 CHECKPOINT_EVERY: Final = 20
 #: A rival commit (compaction, another job) is tried again this often before we give up.
 COMMIT_TRIES: Final = 15
+#: Times everything is done from the start when the table's columns changed meanwhile, and the longest pause.
+RIVAL_TRIES: Final = 12
+RIVAL_PAUSE_S: Final = 0.3
+
+T = TypeVar("T")
 
 
 class DeltaStore:
@@ -32,25 +40,25 @@ class DeltaStore:
         return self.root / table / "data" / attempt
 
     def commit(self, change: Commit) -> bool:
+        return contended(
+            lambda: self._commit(change), f"table {change.table}", "the batch is kept and committed again"
+        )
+
+    def _commit(self, change: Commit) -> bool:
         table = self._ready(change)
         if _done(table, change):
             return False
-        try:
-            table.create_write_transaction(
-                [_action(file) for file in change.files],
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(change.app, change.version)],
-                    custom_metadata={"shinar.app": change.app, "shinar.version": str(change.version)},
-                    max_commit_retries=COMMIT_TRIES,
-                ),
-            )
-        except CommitFailedError as exc:
-            table.update_incremental()
-            if _done(table, change):
-                return False
-            raise StoreError(f"table {change.table}: {exc}; the batch is kept and committed again") from exc
+        require_files(self.root / change.table, change)
+        table.create_write_transaction(
+            [_action(file) for file in change.files],
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(change.app, change.version)],
+                custom_metadata={"shinar.app": change.app, "shinar.version": str(change.version)},
+                max_commit_retries=COMMIT_TRIES,
+            ),
+        )
         return True
 
     def _ready(self, change: Commit) -> DeltaTable:
@@ -105,6 +113,19 @@ class DeltaStore:
         logs = self.root.glob("**/_delta_log")
         names = (log.parent.relative_to(self.root).as_posix() for log in logs)
         return sorted(name for name in names if not name.startswith(STATE_DIR))
+
+
+def contended(act: Callable[[], T], what: str, advice: str) -> T:
+    """Do it, and again from the start while somebody else's commit came in between: delta-rs itself tries
+    again only where the columns stayed as they were."""
+    for left in reversed(range(RIVAL_TRIES)):
+        try:
+            return act()
+        except CommitFailedError as exc:
+            if not left:
+                raise StoreError(f"{what}: {exc}; {advice}") from exc
+            time.sleep(random.uniform(0, RIVAL_PAUSE_S))
+    raise AssertionError("the last try raises or returns")
 
 
 #: Statistics that bound the age of a file, by the name delta-rs gives them.

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from shinar.errors import StoreError
 from shinar.pipeline import durable
-from shinar.pipeline.tables import STATE_DIR, Commit, packed, widened
+from shinar.pipeline.tables import STATE_DIR, Commit, DataFile, packed, require_files, widened
 
 #: Written into every batch folder; hidden from Spark, DuckDB and pyarrow by its leading dot or underscore.
 MARKER: Final = "_batch.json"
@@ -46,10 +46,10 @@ class FolderStore:
         durable.write(table_dir / _SCHEMA, packed(shape))
         gathered = table_dir / f".new-{target.name}"
         gathered.mkdir(parents=True, exist_ok=True)
-        for file in change.files:
-            source, place = table_dir / file.path, gathered / file.path.replace("/", "_").lstrip(".")
-            if not place.exists():
-                os.replace(source, place)
+        missing = tuple(file for file in change.files if not _gathered(gathered, file).exists())
+        require_files(table_dir, msgspec.structs.replace(change, files=missing))
+        for file in missing:
+            os.replace(table_dir / file.path, _gathered(gathered, file))
         ends = [file.last_us for file in change.files if file.last_us is not None]
         marker = Marker(change.app, change.version, change.rows, max(ends) if ends else None)
         durable.write(gathered / MARKER, msgspec.json.encode(marker))
@@ -84,6 +84,10 @@ class FolderStore:
     def tables(self) -> list[str]:
         names = (path.parent.relative_to(self.root).as_posix() for path in self.root.glob(f"**/{_SCHEMA}"))
         return sorted(name for name in names if not name.startswith(STATE_DIR))
+
+
+def _gathered(folder: Path, file: DataFile) -> Path:
+    return folder / file.path.replace("/", "_").lstrip(".")
 
 
 def folder_of(app: str, version: int) -> str:

@@ -76,6 +76,17 @@ class Runner:
         self._handlers = tuple(handlers)
         self._clock = clock
 
+    def owe(self, manifest: Manifest) -> None:
+        """Before the batch is committed: if we die right after it, somebody must know that no handler saw it.
+        Spark asks for a stream's batch again, nobody does for an archive's."""
+        batch = manifest.batch
+        for handler in self._handlers:
+            state = self.state(handler)
+            known = any(pending.batch == batch for pending in state.pending)
+            if not known and state.given.get(batch.app, -1) < batch.number:
+                owed = (*state.pending, Pending(batch, 0, "not run yet"))
+                self._save(handler, State(state.given, owed))
+
     def after(self, spark: SparkSession, manifest: Manifest) -> list[Pending]:
         """Run every handler over a committed batch, and some of what is still owed. Returns the failures."""
         failed = []
@@ -85,8 +96,8 @@ class Runner:
                 rows = self._of_manifest(spark, manifest)
                 failure = self._attempt(handler, rows, manifest.batch, attempt=1)
                 given = {**state.given, manifest.batch.app: manifest.batch.number}
-                owed = (*state.pending, failure) if failure else state.pending
-                self._save(handler, State(given, owed))
+                others = tuple(p for p in state.pending if p.batch != manifest.batch)
+                self._save(handler, State(given, (*others, failure) if failure else others))
                 failed += [failure] if failure else []
             due = [p for p in self.state(handler).pending if p.batch != manifest.batch]
             for pending in [p for p in due if p.attempts < MAX_ATTEMPTS][:RETRIES_PER_BATCH]:

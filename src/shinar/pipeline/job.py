@@ -6,10 +6,7 @@ elsewhere. Runs on a session it is given and never starts one.
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
-import tempfile
 import threading
 import uuid
 from collections import Counter
@@ -20,26 +17,26 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql import functions as F
 
-from shinar.brokers import parse
-from shinar.brokers.url import SECRET_OPTIONS
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import ConfigError, Unsupported
+from shinar.errors import ConfigError, ShinarError, Unsupported
 from shinar.observe import Metrics
-from shinar.pipeline import durable
 from shinar.pipeline.archive import parquet_files
-from shinar.pipeline.batch import STREAM_HORIZON_S, Line, Rules
+from shinar.pipeline.batch import STREAM_HORIZON_S, Line, PutDown, Rules
+from shinar.pipeline.failures import plainly
 from shinar.pipeline.figures import Figures
 from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
-from shinar.pipeline.manifest import BatchId, Journal, Manifest, sweep_stages, unfinished
+from shinar.pipeline.manifest import BatchId, Journal, Manifest, alone, sweep_stages, unfinished
+from shinar.pipeline.registered import load_registry
+from shinar.pipeline.route import Routes
 from shinar.pipeline.session import register
-from shinar.pipeline.tables import STATE_DIR, Format, Store, open_store, quoted, read
+from shinar.pipeline.setup import Settings, address, epoch_of, job_name, same_broker
+from shinar.pipeline.tables import STATE_DIR, Store, open_store, quoted, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: Messages a micro-batch takes at most, unless told otherwise.
-MAX_RECORDS: Final = 100_000
 _JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 #: How long the waiting thread sleeps between looks at the stop flag.
 _GLANCE_S: Final = 1
@@ -63,24 +60,6 @@ class Summary(msgspec.Struct, frozen=True):
     @property
     def balanced(self) -> bool:
         return self.received == self.messages + self.quarantine + self.duplicates
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Where a job reads and writes. Names of options are those of the source."""
-
-    #: One of these three, as for the source; a URL with a password is never put into a plan.
-    url: str | None = None
-    url_env: str | None = None
-    url_file: str | None = None
-    #: Or an archive of bodies, read as one batch.
-    path: str | None = None
-    queue: str | None = None
-    job: str | None = None
-    checkpoint: str | None = None
-    table_format: Format | None = None
-    max_records: int = MAX_RECORDS
-    #: Passed to the source as they are.
-    options: Mapping[str, str] = {}
 
 
 class _Stopping(Exception):
@@ -114,14 +93,22 @@ class Pipeline:
         self._settings, self._rules = chosen
         self._clock = clock
         self._store = open_store(lake, self._settings.table_format)
-        self.job = self._settings.job or _job_name(self._settings)
+        self.job = self._settings.job or job_name(self._settings)
         if not _JOB.fullmatch(self.job):
             raise ConfigError("letters, digits, _ and . only", setting="job")
+        if self._settings.max_records < 1:
+            raise ConfigError("must be at least 1", setting="max_records")
+        # Found wrong now, and not when the queue's first messages are in hand.
+        Routes(self._rules.routes)
+        if self._rules.registry:
+            load_registry(self._rules.registry)
         self.metrics = metrics or Metrics()
         self._figures = Figures(self.metrics, self.job)
         self._handlers: list[Handler] = []
         self._stopping = threading.Event()
         self._in_hand = threading.Event()
+        #: What ended the stream, if it was ours: Spark hands on no more than its text.
+        self._failure: ShinarError | None = None
         self._totals = _Totals()
         #: Called after every batch, on the driver.
         self.on_batch: Callable[[Manifest], None] | None = None
@@ -134,6 +121,10 @@ class Pipeline:
 
     def handler(self, *patterns: str, name: str | None = None) -> Callable[[Transform], Transform]:
         """Register a DataFrame -> DataFrame function for URNs (exact, `prefix*` or `*`)."""
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            raise ConfigError(
+                'takes URNs: write @pipeline.handler("*") above the function', setting="handler"
+            )
 
         def register(transform: Transform) -> Transform:
             label = name or str(getattr(transform, "__name__", ""))
@@ -150,7 +141,8 @@ class Pipeline:
     def run(self, *, once: bool = False, interval: str | None = None) -> Summary:
         """Read until the queue is drained (`once`) or until `stop`. Returns what was done."""
         if self._settings.path:
-            return self.process(self._archive())
+            with plainly():
+                return self.process(self._archive())
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
         query = self.start(once=once, interval=interval)
@@ -171,8 +163,12 @@ class Pipeline:
                 "works over Connect",
             )
         self._stopping.clear()
+        self._failure = None
         checkpoint = self._checkpoint()
-        epoch = _epoch(checkpoint)
+        with plainly():
+            source = self._source()
+        epoch = epoch_of(checkpoint)
+        same_broker(self._settings, checkpoint)
         self._recover()
         sweep_stages(self._store, self.job)
         rules = self._rules
@@ -185,19 +181,21 @@ class Pipeline:
             self._in_hand.set()
             try:
                 self._step(rows, BatchId(self.job, epoch, int(number)), rules)
+            except ShinarError as exc:
+                self._failure = exc
+                raise
             finally:
                 self._in_hand.clear()
 
         writer = (
-            self._source()
-            .writeStream.queryName(f"shinar-{self.job}")
+            source.writeStream.queryName(f"shinar-{self.job}")
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(one_batch)
         )
         if once:
             writer = writer.trigger(availableNow=True)
         elif interval:
-            writer = writer.trigger(processingTime=interval)
+            writer = _every(writer, interval)
         return writer.start()
 
     def process(self, rows: DataFrame, batch: BatchId | None = None) -> Summary:
@@ -220,26 +218,51 @@ class Pipeline:
         journal = Journal(self._store, batch.job, batch.epoch)
         manifest = journal.done_batch(batch.number)
         if manifest is None:
-            manifest = journal.open_batch(batch.number)
+            line = Line(session, self._store, rules, self._clock)
+            if journal.open_batch(batch.number) is not None:
+                manifest = self._commit(journal, batch, None, line)
+            else:
+                with line.put_down(rows, batch) as found:
+                    manifest = self._commit(journal, batch, found, line) if found.spooled else None
             if manifest is None:
-                prepared = Line(session, self._store, rules, self._clock).prepare(rows, batch)
-                if prepared is None:
-                    return
-                manifest = journal.record(prepared)
-            journal.carry_out(manifest)
-            self._totals.add(manifest)
-            self._figures.batch(manifest)
-        failed = self._runner().after(session, manifest)
-        self._totals.failures += [f"{p.batch.name}: {p.error}" for p in failed]
-        self._figures.failures(len(failed))
+                return
+        self._handle(session, manifest)
         if self.on_batch is not None:
             self.on_batch(manifest)
 
+    def _commit(self, journal: Journal, batch: BatchId, found: PutDown | None, line: Line) -> Manifest | None:
+        """The batch as it was decided before, or else now; None when it is neither decided nor read."""
+        with alone(self._store):
+            manifest = journal.done_batch(batch.number)
+            if manifest is not None:
+                return manifest
+            manifest = journal.open_batch(batch.number)
+            if manifest is None:
+                if found is None:
+                    return None
+                manifest = journal.record(line.decide(found))
+            self._runner().owe(manifest)
+            journal.carry_out(manifest)
+        self._totals.add(manifest)
+        self._figures.batch(manifest)
+        return manifest
+
+    def _handle(self, session: SparkSession, manifest: Manifest) -> None:
+        failed = self._runner().after(session, manifest)
+        self._totals.failures += [f"{p.batch.name}: {p.error}" for p in failed]
+        self._figures.failures(len(failed))
+
     def _recover(self) -> None:
         """Finish what an earlier run had decided but not committed everywhere."""
-        for journal, manifest in unfinished(self._store, self.job):
-            journal.carry_out(manifest)
-            self._totals.add(manifest)
+        with alone(self._store):
+            finished = unfinished(self._store, self.job)
+            for journal, manifest in finished:
+                self._runner().owe(manifest)
+                journal.carry_out(manifest)
+                self._totals.add(manifest)
+        for _, manifest in finished:
+            # A stream asks for its batch again, an archive does not.
+            self._handle(self._spark, manifest)
 
     def _runner(self) -> Runner:
         return Runner(self._store, self.job, self._handlers, self._clock)
@@ -248,7 +271,7 @@ class Pipeline:
         register(self._spark)
         settings = self._settings
         options = {
-            **_address(self._spark, settings),
+            **address(self._spark, settings),
             "maxRecordsPerTrigger": str(settings.max_records),
             "landing": str(self._store.root / STATE_DIR / "landing"),
             "streamId": self.job,
@@ -283,13 +306,27 @@ class Pipeline:
                     query.stop()
         except StreamingQueryException as exc:
             if not (self._stopping.is_set() and _Stopping.__name__ in str(exc)):
-                raise
+                if self._failure is not None:
+                    raise self._failure from None
+                with plainly():
+                    raise
         self._glance(query)
 
     def _glance(self, query: StreamingQuery) -> None:
         self._figures.progress(query.lastProgress)
         if self.on_glance is not None:
             self.on_glance()
+
+
+def _every(writer: DataStreamWriter, interval: str) -> DataStreamWriter:
+    from pyspark.errors import PySparkException
+
+    try:
+        return writer.trigger(processingTime=interval)
+    except (PySparkException, ValueError):
+        raise ConfigError(
+            f"{interval!r} is no pause between batches; write '10 seconds' or '5 minutes'", setting="interval"
+        ) from None
 
 
 def _with_positions(archive: DataFrame) -> DataFrame:
@@ -341,37 +378,3 @@ def _settings(settings: Settings, rules: Rules, given: Mapping[str, Any]) -> tup
     mine = {name: value for name, value in given.items() if name in Settings.__struct_fields__}
     theirs = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
     return msgspec.structs.replace(settings, **mine), msgspec.structs.replace(rules, **theirs)
-
-
-def _job_name(settings: Settings) -> str:
-    name = settings.queue or (parse(settings.url).queue if settings.url else "") or "batch"
-    return re.sub(r"[^A-Za-z0-9_.]", "_", name).strip("_.")[:64] or "batch"
-
-
-def _address(spark: SparkSession, settings: Settings) -> dict[str, str]:
-    given = {"url": settings.url, "urlEnv": settings.url_env, "urlFile": settings.url_file}
-    found = {name: text for name, text in given.items() if text}
-    if len(found) != 1:
-        raise ConfigError("give exactly one of url, url_env, url_file and path", setting="url")
-    url = parse(settings.url) if settings.url else None
-    if url is None or not (url.password or SECRET_OPTIONS & url.options.keys()):
-        return found
-    if not str(spark.sparkContext.master).startswith("local"):
-        raise ConfigError(
-            "holds a password; on a cluster put it into an environment variable or a file of every node "
-            "and give url_env or url_file",
-            setting="url",
-        )
-    handle, name = tempfile.mkstemp(prefix="shinar-url-")  # readable by this user alone
-    with os.fdopen(handle, "w") as file:
-        file.write(str(settings.url))
-    atexit.register(lambda: Path(name).unlink(missing_ok=True))
-    return {"urlFile": name}
-
-
-def _epoch(checkpoint: Path) -> str:
-    """One per checkpoint, kept inside it: whoever deletes the checkpoint starts a new count of batches."""
-    path = checkpoint / "shinar-epoch"
-    if not path.exists():
-        durable.write(path, uuid.uuid4().hex.encode())
-    return path.read_text().strip()

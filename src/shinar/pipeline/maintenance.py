@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -14,15 +14,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shinar.errors import ConfigError, Unsupported
-from shinar.pipeline.delta import DeltaStore
+from shinar.pipeline.delta import DeltaStore, contended
 from shinar.pipeline.folders import FolderStore
 from shinar.pipeline.handlers import State
+from shinar.pipeline.manifest import unfinished
 from shinar.pipeline.tables import CORE, STATE_DIR, TYPED_DIR, Store, remove_tree
 
 #: Files of about this size scan well everywhere.
 TARGET_BYTES: Final = 256 << 20
 #: Files no table names are kept this long: a running batch may be about to name them.
 ORPHAN_HOURS: Final = 24 * 7
+_LATER: Final = "jobs write too often now; try again when they are quieter"
 _TIME_COLUMN: Final = {
     "messages": "received_at",
     "quarantine": "received_at",
@@ -72,7 +74,7 @@ def status(store: Store) -> Status:
         batches=len(pc.unique(batches["batch"])),
         last_received_at=pc.max(batches["last_received_at"]).as_py() if len(batches) else None,
         unfinished=tuple(path.stem for path in sorted((store.root / STATE_DIR / "jobs").glob("*/*/*.json"))),
-        owed=tuple(_owed(store)),
+        owed=tuple(owed(store)),
         **sums,
     )
 
@@ -85,7 +87,7 @@ def _batches(store: Store) -> pa.Table:
     return pa.concat_tables(parts) if parts else CORE["batches"].empty_table()
 
 
-def _owed(store: Store) -> list[str]:
+def owed(store: Store) -> list[str]:
     told = []
     for path in sorted((store.root / STATE_DIR / "handlers").glob("*/*.json")):
         for pending in msgspec.json.decode(path.read_bytes(), type=State).pending:
@@ -110,10 +112,17 @@ def compact(store: Store, only: tuple[str, ...] = (), target_bytes: int = TARGET
             continue
         before = len(table.file_uris())
         if before > 1:
-            table.optimize.compact(target_size=target_bytes)
-            table.create_checkpoint()
+            contended(partial(_compact, store, name, target_bytes), f"table {name}", _LATER)
+            table.update_incremental()
         done.append(Compacted(name, before, len(table.file_uris())))
     return done
+
+
+def _compact(store: DeltaStore, name: str, target_bytes: int) -> None:
+    table = store.open(name)
+    if table is not None:
+        table.optimize.compact(target_size=target_bytes)
+        table.create_checkpoint()
 
 
 def retention(store: Store, keep: timedelta, only: tuple[str, ...] = ()) -> dict[str, int]:
@@ -126,7 +135,7 @@ def retention(store: Store, keep: timedelta, only: tuple[str, ...] = ()) -> dict
         if column is None:
             continue
         if isinstance(store, DeltaStore):
-            gone[name] = _delete(store, name, column, edge)
+            gone[name] = contended(partial(_delete, store, name, column, edge), f"table {name}", _LATER)
         elif isinstance(store, FolderStore):
             gone[name] = _drop_folders(store, name, edge)
     return gone
@@ -155,30 +164,45 @@ def _drop_folders(store: FolderStore, name: str, edge: datetime) -> int:
 
 
 def vacuum(store: Store, hours: int = ORPHAN_HOURS) -> int:
-    """Remove files no table names: leftovers of killed attempts, of compaction and of retention."""
+    """Remove files no table names: leftovers of killed attempts, of compaction and of retention. What a
+    decided batch has yet to commit stays, however old it is."""
     removed = 0
     for name in store.tables():
         if isinstance(store, DeltaStore):
-            table = store.open(name)
-            if table is not None:
-                # Full: also what no commit ever named, the leftovers of killed attempts.
-                removed += len(
-                    table.vacuum(
-                        retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
-                    )
-                )
+            removed += _vacuum(store, name, hours)
         else:
-            removed += _old_leftovers(store.root / name, hours)
+            removed += _old_leftovers(store, name, hours)
     return removed
 
 
-def _old_leftovers(folder: Path, hours: int) -> int:
+def _vacuum(store: DeltaStore, name: str, hours: int) -> int:
+    # First of all: a batch committed while we look must be among them. delta-rs itself knows no manifests.
+    awaited = _awaited(store, name)
+    table = store.open(name)
+    if table is None:
+        return 0
+    # Full: also what no commit ever named, the leftovers of killed attempts.
+    found = table.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True)
+    gone = set(found) - awaited
+    for path in gone:
+        (store.root / name / path).unlink(missing_ok=True)
+    return len(gone)
+
+
+def _old_leftovers(store: Store, name: str, hours: int) -> int:
     removed = 0
-    for path in folder.glob(".tmp-*"):
-        if time.time() - path.stat().st_mtime > hours * 3600:
+    awaited = {path.partition("/")[0] for path in _awaited(store, name)}
+    for path in (store.root / name).glob(".tmp-*"):
+        if path.name not in awaited and time.time() - path.stat().st_mtime > hours * 3600:
             remove_tree(path)
             removed += 1
     return removed
+
+
+def _awaited(store: Store, name: str) -> set[str]:
+    """Files, relative to the table, of batches that are decided and not committed everywhere."""
+    commits = (change for _, manifest in unfinished(store) for change in manifest.commits)
+    return {file.path for change in commits if change.table == name for file in change.files}
 
 
 def _chosen(store: Store, only: tuple[str, ...]) -> list[str]:

@@ -6,7 +6,10 @@ After a crash the record is carried out again and nothing is decided twice. Know
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,7 @@ import msgspec
 from shinar.errors import StoreError
 from shinar.pipeline import durable
 from shinar.pipeline.tables import STATE_DIR, Commit, Store, remove_tree
+from shinar.pipeline.typed import Columns
 
 #: Finished records kept per run: Spark asks again for the last batch only.
 KEPT: Final = 20
@@ -84,6 +88,8 @@ class Journal:
 
     def record(self, manifest: Manifest) -> Manifest:
         """Write it down; if another driver was first, its record is the one that counts."""
+        # Before the manifest: if we die after it, no other job gives a column of ours another type.
+        keep_columns(self._store, manifest)
         path = self._path(manifest.batch.number, "json")
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         durable.write(draft, msgspec.json.encode(manifest))
@@ -101,8 +107,7 @@ class Journal:
 
     def carry_out(self, manifest: Manifest) -> None:
         """Commit every table. Safe to repeat at any point: a table that has the batch is skipped."""
-        for name, columns in manifest.typed.items():
-            durable.write(typed_path(self._store, name), bytes(columns))
+        keep_columns(self._store, manifest)
         for change in manifest.commits:
             self._store.commit(change)
         number = manifest.batch.number
@@ -122,6 +127,27 @@ class Journal:
             return None
 
 
+@contextmanager
+def alone(store: Store) -> Iterator[None]:
+    """One batch at a time decides on columns and commits, whatever jobs share the lake. Not to be nested."""
+    path = store.root / STATE_DIR / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def keep_columns(store: Store, manifest: Manifest) -> None:
+    """Add a batch's typed columns to those on disk; one that is there keeps its type and its place."""
+    for name, packed in manifest.typed.items():
+        path, mine = typed_path(store, name), msgspec.json.decode(packed, type=Columns)
+        have = msgspec.json.decode(path.read_bytes(), type=Columns) if path.exists() else Columns()
+        paths = {column.path for column in have.columns}
+        new = tuple(column for column in mine.columns if column.path not in paths)
+        if new or not path.exists():
+            durable.write(path, msgspec.json.encode(Columns(have.columns + new)))
+
+
 def typed_path(store: Store, table: str) -> Path:
     return store.root / STATE_DIR / "typed" / f"{table.replace('/', '.')}.json"
 
@@ -136,10 +162,13 @@ def sweep_stages(store: Store, job: str) -> None:
         remove_tree(path)
 
 
-def unfinished(store: Store, job: str) -> list[tuple[Journal, Manifest]]:
-    """Batches of any run of this job that were decided and not committed everywhere."""
+def unfinished(store: Store, job: str = "*") -> list[tuple[Journal, Manifest]]:
+    """Batches of any run of this job (or of all) that were decided and not committed everywhere."""
     found = []
-    for path in sorted((store.root / STATE_DIR / "jobs" / job).glob("*/*.json")):
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        found.append((Journal(store, job, manifest.batch.epoch), manifest))
+    for path in sorted((store.root / STATE_DIR / "jobs").glob(f"{job}/*/*.json")):
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except FileNotFoundError:
+            continue  # Its job has just finished it.
+        found.append((Journal(store, manifest.batch.job, manifest.batch.epoch), manifest))
     return found

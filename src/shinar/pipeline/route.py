@@ -24,7 +24,7 @@ class Routes:
         given = dict(routes or {})
         for pattern, target in given.items():
             check_pattern(pattern)
-            if target not in (NONE, OWN) and not _NAME.fullmatch(target):
+            if target not in (NONE, OWN) and not (isinstance(target, str) and _NAME.fullmatch(target)):
                 raise ConfigError(
                     "a table's name is lower-case letters, digits, _ and -", setting=f"route {pattern}"
                 )

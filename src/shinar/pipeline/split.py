@@ -2,7 +2,8 @@
 
 Accepted rows go to `messages` and to the typed table of their URN, unless their id was seen before; the rest,
 and what does not fit its typed table, goes to `quarantine`. A file that shows new fields is done again, and
-only that, when they have columns. Nothing is visible until the batch is committed.
+only that, when they have columns; all of them are when a new table's sample misled. Nothing is visible until
+the batch is committed.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class Written(msgspec.Struct, frozen=True):
     name: str
     files: dict[str, str]
     seen: dict[str, PackedSeen]
+    #: Tables whose columns were taken from a sample that not all rows fit.
+    doubted: list[str] = []
+
+    @property
+    def again(self) -> bool:
+        return bool(self.seen or self.doubted)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -72,12 +79,25 @@ class Plan(msgspec.Struct, frozen=True):
     #: None without typed tables.
     routes: Routes | None
     columns: dict[str, Columns]
+    #: Tables of `columns` that only the first pass's sample knows.
+    sampled: frozenset[str] = frozenset()
 
 
 def split(spark: SparkSession, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
-    plan = _grown(plan, [found.seen for found in spooled])
-    done, again = _pass(spark, plan, [found.name for found in spooled], observing=True)
-    if again:
+    names, known = [found.name for found in spooled], plan.columns
+    # A table of the sample may be known by now: another job was quicker.
+    samples = [{t: seen for t, seen in found.seen.items() if t not in known} for found in spooled]
+    plan = _grown(plan, samples)
+    plan = msgspec.structs.replace(plan, sampled=frozenset(plan.columns.keys() - known.keys()))
+    done, again = _pass(spark, plan, names, observing=True)
+    doubted = {table for found in again for table in found.doubted}
+    if doubted:
+        # The sample misled: all rows of these tables are looked at, and every file is done again.
+        bare = {**plan.columns, **dict.fromkeys(doubted, Columns())}
+        plan = msgspec.structs.replace(plan, columns=bare, sampled=frozenset())
+        plan = _grown(plan, [found.seen for found in _pass(spark, plan, names, observing=True)[1]])
+        done = _pass(spark, plan, names, observing=False)[0]
+    elif again:
         plan = _grown(plan, [found.seen for found in again])
         # What still has no column is in `messages`, as all of it is.
         done += _pass(spark, plan, [found.name for found in again], observing=False)[0]
@@ -105,7 +125,7 @@ def _pass(
     task = _Task(plan, names, observing)
     told = spark.range(0, len(names), 1, len(names)).mapInArrow(task, tables.to_spark(REPORT)).collect()
     found = [msgspec.json.decode(row["report"], type=Written) for row in told]
-    return [part for part in found if not part.seen], [part for part in found if part.seen]
+    return [part for part in found if not part.again], [part for part in found if part.again]
 
 
 class _Task:
@@ -139,12 +159,13 @@ class _File:
             start += len(rows)
         if self._again:
             self._sinks.discard()
-            return Written(self._name, {}, {t: pack_seen(seen) for t, seen in self._typed.seen.items()})
+            seen = {table: pack_seen(seen) for table, seen in self._typed.seen.items()}
+            return Written(self._name, {}, seen, sorted(self._typed.doubted))
         return Written(self._name, self._sinks.close(), {})
 
     @property
     def _again(self) -> bool:
-        return self._observing and bool(self._typed.seen)
+        return self._observing and bool(self._typed.seen or self._typed.doubted)
 
     def _add(self, rows: pa.Table, known: _Known) -> None:
         rows = rows.append_column(tables.ROW.field("batch"), repeated(self._plan.batch, len(rows)))
@@ -158,7 +179,7 @@ class _File:
             if not self._again:
                 self._sinks.add(f"{TYPED_DIR}/{table}", typed_rows)
         if self._again:
-            return  # Only the new fields are of interest now.
+            return  # Only what the columns have to be is of interest now.
         if clashes:
             self._sinks.add("quarantine", _clashed(new, clashes))
             new = new.filter(pa.array(_without(len(new), clashes)))
@@ -175,7 +196,9 @@ class _Typed:
         self._columns = plan.columns
         self._readers = {table: Reader(columns) for table, columns in plan.columns.items()}
         self._tables: dict[str, str | None] = {}
+        self._sampled = plan.sampled
         self.seen: dict[str, Seen] = {}
+        self.doubted: set[str] = set()
 
     def rows(self, new: pa.Table) -> Iterator[tuple[str, pa.Table, dict[int, Clash]]]:
         """(table, its rows, clashes by row of `new`)."""
@@ -187,6 +210,8 @@ class _Typed:
             block = self._readers[table].block(mine["data"].to_pylist())
             if block.seen:
                 self.seen[table] = merge_seen([self.seen.get(table, {}), block.seen])
+            if block.clashes and table in self._sampled:
+                self.doubted.add(table)
             clashes = {int(places[row]): clash for row, clash in block.clashes.items()}
             yield table, _shaped(mine, block, self._columns[table]), clashes
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 
 import msgspec
 import pyarrow as pa
@@ -172,10 +172,16 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     found = json.loads(marker.read_text())["format"] if marker.exists() else None
     if found and table_format and found != table_format:
         raise ConfigError(f"this lake holds {found} tables; use another folder", setting="format")
+    if table_format not in (None, *get_args(Format)):
+        raise ConfigError(f"{table_format!r} is neither delta nor parquet", setting="format")
     chosen = found or table_format or "delta"
-    if chosen == "delta" and (odd := [char for char in "%\\" if char in str(root)]):
-        # delta-rs takes a path for a URL here and there, and would read another folder than it wrote.
-        raise ConfigError(f"Delta tables cannot lie in a folder with {odd[0]} in its path", setting="lake")
+    if chosen == "delta" and (odd := [char for char in "%\\[]^|" if char in str(root)]):
+        # delta-rs takes a path for a URL here and there: it would read another folder than it wrote (% \), or
+        # panic in maintenance ([ ] ^ |).
+        raise ConfigError(
+            f"Delta tables cannot lie in a folder with {odd[0]} in its path; use another or --format parquet",
+            setting="lake",
+        )
     if not found:
         durable.write(marker, json.dumps({"format": chosen, "version": 1}).encode())
     return DeltaStore(root) if chosen == "delta" else FolderStore(root)
@@ -304,6 +310,16 @@ def _same(one: pa.DataType, other: pa.DataType) -> bool:
     if pa.types.is_map(one) and pa.types.is_map(other):
         return _same(one.key_type, other.key_type) and _same(one.item_type, other.item_type)
     return bool(one.equals(other))
+
+
+def require_files(folder: Path, change: Commit) -> None:
+    """A table must never name a file that is not there: it could not be read any more."""
+    for file in change.files:
+        if not (folder / file.path).exists():
+            raise StoreError(
+                f"{folder / file.path} is gone and batch {change.version} of {change.app} needs it; bring it "
+                f"back from a copy, or give the batch up by moving its manifest out of {STATE_DIR}/jobs"
+            )
 
 
 def packed(shape: pa.Schema) -> bytes:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Context, Decimal, InvalidOperation
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-
-from shinar.errors import ConfigError
 
 #: Objects nested deeper than this are kept as JSON text.
 MAX_DEPTH: Final = 4
@@ -61,8 +58,8 @@ ENVELOPE: Final = pa.schema(
 )
 
 #: Kinds an array's element may have, and the kind the array then has.
-_ARRAYS: Final = {"boolean": "booleans", "long": "longs", "decimal": "decimals", "string": "strings"}
-ELEMENT: Final = {array: element for element, array in _ARRAYS.items()}
+ARRAYS: Final = {"boolean": "booleans", "long": "longs", "decimal": "decimals", "string": "strings"}
+ELEMENT: Final = {array: element for element, array in ARRAYS.items()}
 #: When a batch shows several kinds for one new field the most frequent wins, then the first of these.
 _FAMILIES: Final = ("string", "number", "boolean", "object", "array")
 
@@ -147,7 +144,7 @@ def _array_kind(values: list[Any]) -> str | None:
         return None
     if kinds == {"long", "decimal"}:
         return "decimals"
-    return _ARRAYS.get(kinds.pop(), "json") if len(kinds) == 1 else "json"
+    return ARRAYS.get(kinds.pop(), "json") if len(kinds) == 1 else "json"
 
 
 def decide(counts: Mapping[str, int]) -> str:
@@ -192,6 +189,8 @@ def fits(value: Any, kind: str) -> bool:
 def coerce(value: Any, kind: str) -> Any:
     """The value as a column of `kind` stores it, or None when it would lose something."""
     if kind in ELEMENT:
+        if value == {}:
+            return []  # PHP cannot tell an empty list from an empty map.
         if not isinstance(value, list):
             return None
         items = [None if item is None else coerce(item, ELEMENT[kind]) for item in value]
@@ -201,7 +200,7 @@ def coerce(value: Any, kind: str) -> Any:
         scalar = not isinstance(value, list | dict) and kind_of(value) != "json"
         return None if scalar else as_text(value)
     if kind == "string":
-        return value if isinstance(value, str) and _is_utf8(value) else None
+        return value if isinstance(value, str) and is_utf8(value) else None
     if kind == "boolean":
         return value if isinstance(value, bool) else None
     return _number(value, kind)
@@ -232,7 +231,7 @@ def _number(value: Any, kind: str) -> int | float | Decimal | None:
 _WIDE: Final = Context(prec=38)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -244,48 +243,31 @@ def as_text(value: Any) -> str:
     try:
         return _ENCODER.encode(value).decode()
     except UnicodeEncodeError:
-        return json.dumps(value, default=str)
+        return _escaped(value)
 
 
-def load_registry(path: str | Path) -> dict[str, Columns]:
-    """Columns per URN from a `registry.json`; a field it does not name is still inferred."""
-    file = Path(path)
-    try:
-        entries = json.loads(file.read_text())["schemas"]
-        schemas = {entry["urn"]: json.loads((file.parent / entry["schema"]).read_text()) for entry in entries}
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(f"cannot be read: {exc}", setting="registry", origin=str(path)) from None
-    return {urn: Columns().with_new(dict(_from_schema((), body))) for urn, body in schemas.items()}
+def _escaped(value: Any) -> str:
+    """With lone surrogates as escapes. Without recursion: a payload may be nested 900 levels deep."""
+    parts: list[str] = []
+    waiting: list[Any] = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, msgspec.Raw):
+            parts.append(bytes(part).decode())
+        elif isinstance(part, dict):
+            members = [[_raw(json.dumps(key) + ":"), member] for key, member in part.items()]
+            waiting += reversed(_joined("{", members, "}"))
+        elif isinstance(part, list):
+            waiting += reversed(_joined("[", [[item] for item in part], "]"))
+        else:
+            parts.append(json.dumps(part) if isinstance(part, str) else _ENCODER.encode(part).decode())
+    return "".join(parts)
 
 
-def _from_schema(path: KeyPath, body: Mapping[str, Any]) -> Iterable[tuple[KeyPath, str]]:
-    for key, part in (body.get("properties") or {}).items():
-        if not isinstance(part, dict):
-            continue
-        here = (*path, key)
-        if _schema_type(part) == "object" and part.get("properties") and len(here) < MAX_DEPTH:
-            yield from _from_schema(here, part)
-            continue
-        kind = _schema_kind(part)
-        if kind:
-            yield here, kind
+def _joined(start: str, groups: list[list[Any]], end: str) -> list[Any]:
+    inner = [part for group in groups for part in (_raw(","), *group)]
+    return [_raw(start), *inner[1:], _raw(end)]
 
 
-def _schema_type(part: Mapping[str, Any]) -> str | None:
-    named = part.get("type")
-    if isinstance(named, list):
-        rest = [name for name in named if name != "null"]
-        named = rest[0] if len(rest) == 1 else None
-    return named if isinstance(named, str) else None
-
-
-def _schema_kind(part: Mapping[str, Any]) -> str | None:
-    named = _schema_type(part)
-    simple = {"integer": "long", "number": "decimal", "string": "string", "boolean": "boolean"}
-    if named in simple:
-        return simple[named]
-    if named == "array":
-        items = part.get("items")
-        inner = _schema_kind(items) if isinstance(items, dict) else None
-        return _ARRAYS.get(inner or "", "json")
-    return "json" if named == "object" else None
+def _raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())

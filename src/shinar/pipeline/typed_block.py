@@ -27,6 +27,7 @@ from shinar.pipeline.typed import (
     Seen,
     coerce,
     decode,
+    is_utf8,
     kind_of,
 )
 
@@ -87,7 +88,8 @@ class Block:
                 self.fill(column, values)
             elif path in self._objects:
                 self._enter(path, values)
-            elif self._full:
+            elif self._full or not is_utf8(key):
+                # A key with half a surrogate pair is no text: it can neither name a column nor be reported.
                 self._overflow(path, values)
             else:
                 self._observe(path, values)
@@ -95,7 +97,8 @@ class Block:
     def _enter(self, path: KeyPath, values: Sequence[Any]) -> None:
         if not set(map(type, values)) <= {dict, type(None)}:
             for row, value in enumerate(values):
-                if value is not None and not isinstance(value, dict):
+                # PHP cannot tell an empty map from an empty list: [] stands for {} here.
+                if value is not None and value != [] and not isinstance(value, dict):
                     self._clash(row, path, f"object in the table, {kind_of(value)} here")
         self._level(path, [value if isinstance(value, dict) else None for value in values])
 

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from shinar.pipeline.analysis import fields as fields_module
 from shinar.pipeline.analysis.drift import drift
 from shinar.pipeline.analysis.fields import fields
 from shinar.pipeline.analysis.fingerprints import fingerprints, over_time
@@ -18,8 +19,8 @@ from shinar.pipeline.analysis.proposals import propose, write_registry
 from shinar.pipeline.analysis.rates import rates
 from shinar.pipeline.analysis.stuck import stuck
 from shinar.pipeline.analysis.traces import edges, hops, traces
+from shinar.pipeline.registered import load_registry
 from shinar.pipeline.tables import CORE, DEAD_LETTERS, DUPLICATES, to_spark
-from shinar.pipeline.typed import load_registry
 from unit.pipeline.lakes import NOON, envelope, rows, spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -265,3 +266,13 @@ def test_proposals(tmp_path: Path) -> None:
     assert json.loads((registry.parent / "shop_created.json").read_text()) == schema
     with pytest.raises(FileExistsError):
         write_registry([proposal], tmp_path / "out")
+
+
+def test_fields_are_counted_on_after_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task hands on what it has now and then; the limit of fields starts anew with that."""
+    monkeypatch.setattr(fields_module, "_FLUSH_ROWS", 10)
+    monkeypatch.setattr(fields_module, "MAX_FIELDS", 3)
+    columns = {"urn": ["u"], "lang": ["php"], "data": ['{"a":1,"b":2,"c":3}'], "at": [None], "id": ["x"]}
+    part = pa.RecordBatch.from_pydict({name: values * 10 for name, values in columns.items()})
+    told = [row for batch in fields_module._count(iter([part] * 4)) for row in batch.to_pylist()]
+    assert sum(row["seen"] for row in told if row["pointer"] == "") == 40

@@ -13,7 +13,7 @@ from shinar.cli.main import main
 from shinar.cli.report import moment
 from shinar.errors import ConfigError
 from shinar.pipeline.job import Pipeline
-from unit.pipeline.lakes import NOON, envelope, rows, spark
+from unit.pipeline.lakes import NOON, envelope, rows, spark, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -128,3 +128,34 @@ def test_spans_and_moments() -> None:
     assert timedelta(hours=23) < datetime.now(UTC) - ago < timedelta(hours=25)
     with pytest.raises(ConfigError, match="neither a span"):
         moment("yesterday")
+
+
+def test_spans_and_limits_beyond_reason(lake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "retention", "--lake", lake, "--keep", "9999999d", "--yes"]) == 2
+    assert "more than a thousand years" in capsys.readouterr().err
+    assert main(["drift", "--lake", lake, "--since", "99999999d"]) == 2
+    with pytest.raises(SystemExit) as refused:
+        main(["traces", "--lake", lake, "--limit", "-1"])
+    assert refused.value.code == 2
+
+
+def test_owed_batches_are_listed_and_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(frame: object) -> None:
+        raise ValueError("the warehouse is away")
+
+    job = Pipeline(spark(), lake=str(tmp_path / "lake"), job="job", typed=False)
+    job.handler("*", name="ids")(broken)
+    job.process(rows([envelope(1)]))
+    command = ["pipeline", "handlers", "--lake", str(tmp_path / "lake")]
+    assert main(command) == 1
+    assert "owed by handler ids: job-" in capsys.readouterr().out
+    assert main([*command, "--retry"]) == 2
+    (tmp_path / "mended_handlers.py").write_text(
+        'def register(job):\n    job.handler("*", name="ids")(lambda frame: frame.select("id"))\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main([*command, "--retry", "--job", "job", "--handlers", "mended_handlers:register"]) == 0
+    assert "no handler owes anything" in capsys.readouterr().out
+    assert [row["id"] for row in table(job.store, "handled/ids")] == ["id-1"]

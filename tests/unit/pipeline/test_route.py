@@ -57,3 +57,8 @@ def test_table_names_are_safe_and_distinct() -> None:
     assert names[0] == "orders_created"
     assert len(set(names)) == len(urns)
     assert all(name.replace("_", "").isalnum() and len(name) < 100 for name in names)
+
+
+def test_a_target_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="route urn:a"):
+        Routes({"urn:a": 5})

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from shinar.errors import ConfigError, StoreError
 from shinar.pipeline import tables
+from shinar.pipeline.manifest import BatchId, Manifest, keep_columns, typed_path
 from shinar.pipeline.tables import Commit, Store, existing_store, open_store
+from shinar.pipeline.typed import Column, Columns
 
 SHAPE = pa.schema([("id", pa.string()), ("received_at", pa.timestamp("us", tz="UTC"))])
 
@@ -126,3 +130,49 @@ def test_a_half_written_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "part.parquet").write_bytes(b"PAR1 and no footer")
     with pytest.raises(StoreError, match="not a whole Parquet file"):
         tables.describe(tmp_path, [tmp_path / "part.parquet"])
+
+
+def test_rivals_that_add_columns_all_get_in(tmp_path: Path) -> None:
+    """Delta refuses a commit when the columns changed meanwhile: it is made again on the new ones."""
+    store = open_store(tmp_path, "delta")
+
+    def write(job: str) -> None:
+        for number in range(6):
+            shape = pa.schema([*SHAPE, (f"{job}{number}", pa.int64())])
+            store.commit(change(store, number, [f"{job}{number}"], app=job, shape=shape))
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(write, job) for job in "ab"]:
+            done.result()
+    assert ids(store) == sorted(f"{job}{number}" for job in "ab" for number in range(6))
+    assert len(store.schema("messages")) == 2 + 12
+
+
+def test_a_file_that_is_gone_is_never_committed(store: Store) -> None:
+    store.commit(change(store, 0, ["x"]))
+    second = change(store, 1, ["y"])
+    (store.root / "messages" / second.files[0].path).unlink()
+    with pytest.raises(StoreError, match=r"part\.parquet is gone.*bring it back"):
+        store.commit(second)
+    assert ids(store) == ["x"]
+
+
+def test_columns_of_two_batches_are_joined(store: Store) -> None:
+    def told(*columns: Column) -> Manifest:
+        packed = msgspec.Raw(msgspec.json.encode(Columns(columns)))
+        return Manifest(BatchId("job", "e", 0), (), (), {"typed/t": packed})
+
+    a, b = Column(("a",), "a", "long"), Column(("b",), "b", "string")
+    keep_columns(store, told(a))
+    keep_columns(store, told(b, Column(("a",), "a", "string")))
+    found = msgspec.json.decode(typed_path(store, "typed/t").read_bytes(), type=Columns)
+    assert found.columns == (a, b)
+
+
+def test_a_format_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'csv' is neither delta nor parquet"):
+        open_store(tmp_path, "csv")
+    for odd in "[]^|%\\":
+        with pytest.raises(ConfigError, match="cannot lie in a folder"):
+            open_store(tmp_path / f"a{odd}b")
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import pytest
 
 from shinar.errors import ConfigError, Unsupported
 from shinar.pipeline import maintenance, tables
+from shinar.pipeline.manifest import BatchId, Journal, Manifest
 from shinar.pipeline.tables import ROW, Commit, Store, open_store
 
 
@@ -80,3 +81,21 @@ def test_refusals(tmp_path: Path) -> None:
     fill(store, 1)
     with pytest.raises(ConfigError, match="no table 'nothing'"):
         maintenance.compact(store, ("nothing",))
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_vacuum_leaves_what_a_decided_batch_has_yet_to_commit(tmp_path: Path, table_format: str) -> None:
+    store = open_store(tmp_path, table_format)
+    fill(store, 1)
+    place = store.data_dir("messages", "decided")
+    place.mkdir(parents=True)
+    row = {"id": "id-1", "received_at": datetime.now(UTC), "batch": "b1"}
+    pq.write_table(pa.Table.from_pylist([row], schema=ROW), place / "part.parquet")
+    files = tables.describe(store.root / "messages", [place / "part.parquet"])
+    commit = Commit("messages", "shinar/job/e", 0, files, tables.packed(ROW))
+    journal = Journal(store, "job", "e")
+    manifest = journal.record(Manifest(BatchId("job", "e", 0), (commit,), ()))
+    maintenance.vacuum(store, hours=0)
+    journal.carry_out(manifest)
+    assert ids(store) == ["id-0", "id-1"]
+    assert maintenance.status(store).unfinished == ()

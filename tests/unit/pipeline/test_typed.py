@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shinar.errors import ConfigError
+from shinar.pipeline.registered import load_registry
 from shinar.pipeline.typed import (
     MAX_COLUMNS,
     Columns,
@@ -20,7 +21,6 @@ from shinar.pipeline.typed import (
     decide,
     decide_all,
     decode,
-    load_registry,
 )
 from shinar.pipeline.typed_block import Block, Reader
 
@@ -224,3 +224,63 @@ def test_columns_from_a_registry(tmp_path: Path) -> None:
 def test_a_broken_registry_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="registry"):
         load_registry(tmp_path / "none.json")
+
+
+def test_a_registry_follows_references(tmp_path: Path) -> None:
+    schema = {
+        "definitions": {"money": {"type": "number"}, "own": {"$ref": "#/definitions/own"}},
+        "properties": {
+            "amount": {"$ref": "#/definitions/money"},
+            "customer": {"$ref": "parts/person.json#/$defs/a~1b"},
+            "tags": {"type": "array", "items": {"$ref": "parts/person.json#/$defs/name"}},
+            "circle": {"$ref": "#/definitions/own"},
+            "far": {"$ref": "https://example.com/far.json"},
+        },
+    }
+    person = {
+        "$defs": {
+            "name": {"type": "string"},
+            "a/b": {"type": "object", "properties": {"name": {"$ref": "#/$defs/name"}}},
+        }
+    }
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "order.json").write_text(json.dumps(schema))
+    (tmp_path / "parts/person.json").write_text(json.dumps(person))
+    registry = tmp_path / "registry.json"
+    registry.write_text(json.dumps({"schemas": [{"urn": "urn:x", "schema": "order.json"}]}))
+    found = {c.name: c.kind for c in load_registry(registry)["urn:x"].columns}
+    assert found == {"amount": "decimal", "customer__name": "string", "tags": "strings"}
+    (tmp_path / "parts/person.json").unlink()
+    with pytest.raises(ConfigError, match=r"person\.json: No such file"):
+        load_registry(registry)
+
+
+def test_a_key_that_is_no_text_goes_to_extra() -> None:
+    payloads = [r'{"\ud800":1,"x":2}', r'{"y":{"\udc00":1.50}}']
+    columns = learn(*payloads)
+    assert [column.name for column in columns.columns] == ["x"]
+    block = Reader(columns).block(payloads)
+    assert (block.clashes, block.seen) == ({}, {})
+    assert {row: as_text(extra) for row, extra in block.extra.items()} == {
+        0: r'{"/\ud800":1}',
+        1: r'{"/y/\udc00":1.50}',
+    }
+
+
+def test_numbers_beside_half_a_surrogate_stay_numbers() -> None:
+    assert as_text([Decimal("1.5"), "\ud800", {"k": [], "l": {}}, True, None]) == (
+        r'[1.5,"\ud800",{"k":[],"l":{}},true,null]'
+    )
+    deep: object = "\ud800"
+    for _ in range(900):  # as deep as the contract allows
+        deep = [deep]
+    assert as_text(deep) == "[" * 900 + r'"\ud800"' + "]" * 900
+
+
+def test_empty_lists_and_maps_stand_for_each_other() -> None:
+    """PHP writes an empty map as []."""
+    columns = learn('{"o":{"a":1},"l":[1]}')
+    block = Reader(columns).block(['{"o":[],"l":{}}', '{"o":[1],"l":[2]}', '{"o":{"a":3},"l":{"k":1}}'])
+    assert {row: clash.pointer for row, clash in block.clashes.items()} == {1: "/data/o", 2: "/data/l"}
+    assert block.arrays["o__a"].to_pylist() == [None, None, 3]
+    assert block.arrays["l"].to_pylist()[:2] == [[], [2]]

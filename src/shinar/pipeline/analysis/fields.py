@@ -105,6 +105,7 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if rows >= _FLUSH_ROWS:
             yield _rows(found)
             found, rows = {}, 0
+            kinds.clear()
     yield _rows(found)
 
 
