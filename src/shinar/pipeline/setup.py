@@ -94,9 +94,13 @@ def epoch_of(checkpoint: Path) -> str:
 
 
 def same_broker(settings: Settings, checkpoint: Path) -> None:
-    """A checkpoint counts positions of one broker; with another's, messages would be passed over."""
+    """Where a checkpoint counts a broker's positions: with another's, messages would be passed over. A queue
+    has none, and may move."""
     ((name, text),) = _given(settings).items()
-    url = UrlRef(_KINDS[name], text).url()
+    place = UrlRef(_KINDS[name], text)
+    if not place.traits().replayable:
+        return
+    url = place.url()
     hosts = ",".join(sorted(url.netloc.lower().split(",")))
     mark = sha256(f"{url.scheme}\0{hosts}\0{url.path}".encode()).hexdigest()
     path = checkpoint / "shinar-broker"

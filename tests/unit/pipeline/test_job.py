@@ -505,6 +505,8 @@ def test_a_checkpoint_belongs_to_one_broker(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("ELSEWHERE", "kafka://me:secret@c:9092/orders")
     with pytest.raises(ConfigError, match=r"another broker.*--job"):
         same_broker(Settings(url_env="ELSEWHERE"), tmp_path)
+    for host in "ab":
+        same_broker(Settings(url=f"redis://{host}/orders"), tmp_path / "queue")
 
 
 def test_queues_have_jobs_of_their_own() -> None:
