@@ -24,6 +24,9 @@ GROUPS: dict[str, list[str]] = {
     "brokers": [
         "tests/integration",
         "--ignore=tests/integration/test_outcomes.py",
+        "--ignore=tests/integration/test_sql_broker.py",
+        "--ignore=tests/integration/test_outbox.py",
+        "--ignore=tests/integration/test_idempotency_stores.py",
         "--ignore=tests/integration/test_spark_source.py",
         "--ignore=tests/integration/test_spark_source_brokers.py",
         "--ignore=tests/integration/test_pipeline.py",
@@ -61,6 +64,9 @@ GROUPS: dict[str, list[str]] = {
         "tests/architecture",
         "tests/conformance",
         "tests/interop",
+        "tests/integration/test_sql_broker.py",
+        "tests/integration/test_outbox.py",
+        "tests/integration/test_idempotency_stores.py",
     ],
 }
 #: Seconds between two lines of progress.
