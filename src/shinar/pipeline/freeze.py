@@ -34,6 +34,9 @@ NEXT_WAIT_S: Final = 0.1
 FIRST_ROWS: Final = 100
 MOST_ROWS: Final = 4_000
 CHUNK_BYTES: Final = 8 << 20
+#: How often, and how long, more is waited for where a few messages do not show whether they are owed.
+UNSURE_TRIES: Final = 3
+UNSURE_WAIT_S: Final = 0.5
 #: Deliveries settled by one call.
 SETTLE_ROWS: Final = 2_000
 #: How long a broker that is away is waited for before the task fails (Spark then tries again).
@@ -161,6 +164,9 @@ class _Taking:
         while got := self.broker.reserve(queue, most, wait_s):
             if self._owed is None:
                 return got
+            for _ in range(UNSURE_TRIES):
+                if len(got) < most and self._owed.unsure(got):
+                    got += self.broker.reserve(queue, most - len(got), UNSURE_WAIT_S)
             with self._owed.sifted(got) as (news, again):
                 if again:
                     log.info("%d messages came again that are frozen already", len(again))

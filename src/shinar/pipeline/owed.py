@@ -37,6 +37,8 @@ KEPT_S: Final = 86_400.0
 #: small one; and this part of all second deliveries beside them.
 LEAST_MET: Final = 10
 LEAST_SHARE: Final = 0.2
+#: So many second deliveries are enough to tell. Fewer may be the first ones of a connection just lost.
+ENOUGH: Final = 50
 
 
 def may_be_second(delivery: Delivery, traits: Traits) -> bool:
@@ -99,6 +101,18 @@ class Owed:
             # After the ack: if we die before this, they stay known, and cannot become rows.
             for name, marks in came.items():
                 _append(self._folder / f"{name}.came", b"".join(marks))
+
+    def unsure(self, got: Sequence[Delivery]) -> bool:
+        """Some of these may be a debt, but they are too few to tell: look at more before deciding."""
+        suspects = [delivery for delivery in got if may_be_second(delivery, self._traits)]
+        if not suspects or len(suspects) >= ENOUGH or self._traits.portable_receipts or suspects[0].position:
+            return False
+        marks = [stamp(delivery.queue, delivery.position, delivery.body) for delivery in suspects]
+        debts = {name: self._open_debts(name, path) for name, path in self._sources(suspects).items()}
+        return any(
+            not debt.keys().isdisjoint(marks) and not self._is_real(name, debt, marks)
+            for name, debt in debts.items()
+        )
 
     def came(self) -> int:
         """How many came again and were acknowledged, of those not forgotten yet."""
