@@ -19,6 +19,7 @@ import msgspec
 from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, PublishFailed, ShinarError
+from shinar.pace import Pace
 from shinar.settlement import Traits, refuses_message
 
 #: Messages taken, sent and acknowledged at once, at most; fewer where a rate is asked for.
@@ -27,8 +28,6 @@ BATCH: Final = 500
 WAIT_S: Final = 2.0
 #: More messages than this that the target can never take, and the bridge stops: it is the wrong target.
 MOST_REFUSED: Final = 10_000
-#: Longest sleep between two looks at a stop, while a rate is kept.
-SLICE_S: Final = 0.2
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -86,14 +85,19 @@ def bridge(
     counts = Counts()
     held = _Held(source, clock)
     halts = _never if plan.copy or refused_to is not None else _halting(source.traits)
-    batches = (
-        _browsed(source, source_queue, plan) if plan.copy else _reserved(source, source_queue, plan, held)
-    )
-    next_s = clock.monotonic_s()
+    pace = Pace(plan.rate_per_s, BATCH, clock)
+    if plan.copy:
+        batches = _browsed(source, source_queue, plan, pace.step)
+    else:
+        batches = _reserved(source, source_queue, plan, pace.step, held)
+
+    def waiting() -> bool:
+        held.keep()
+        return stop()
+
     try:
         for batch in batches:
-            # From when the batch is here: time without messages is no credit for later.
-            next_s = max(next_s, clock.monotonic_s())
+            pace.spend(len(batch))
             if not plan.copy:
                 held.add(batch)
             load = _Load(Place(target, target_queue), halts)
@@ -111,13 +115,7 @@ def bridge(
             yield counts
             if failure is not None:
                 raise failure
-            if counts.stopped or stop():
-                return
-            if plan.rate_per_s:
-                next_s += len(load.sent) / plan.rate_per_s
-                _rest(next_s, clock, held, stop)
-            held.keep()
-            if stop():
+            if counts.stopped or not pace.rest(waiting):
                 return
     finally:
         held.hand_back()
@@ -229,13 +227,6 @@ def _publish(place: Place, batch: list[Delivery]) -> None:
     place.broker.publish(place.queue, [_outgoing(delivery, names_origin) for delivery in batch])
 
 
-def _rest(until_s: float, clock: Clock, held: _Held, stop: Callable[[], bool]) -> None:
-    # A millisecond more or less is below what a sleep keeps.
-    while (left_s := until_s - clock.monotonic_s()) > 0.001 and not stop():
-        clock.sleep(min(left_s, SLICE_S))
-        held.keep()
-
-
 class _Held:
     """What the source believes to be in our hands."""
 
@@ -280,10 +271,10 @@ class _Held:
                 self._source.release(list(self._held.values()))
 
 
-def _reserved(source: Broker, queue: str, plan: Plan, held: _Held) -> Iterator[list[Delivery]]:
+def _reserved(source: Broker, queue: str, plan: Plan, step: int, held: _Held) -> Iterator[list[Delivery]]:
     left = plan.limit
     while left is None or left > 0:
-        most = _step(plan) if left is None else min(_step(plan), left)
+        most = step if left is None else min(step, left)
         batch = _waited_for(source, queue, most, held)
         if batch or plan.follow:
             left = None if left is None else left - len(batch)
@@ -303,16 +294,11 @@ def _waited_for(source: Broker, queue: str, most: int, held: _Held) -> list[Deli
         held.keep()
 
 
-def _browsed(source: Broker, queue: str, plan: Plan) -> Iterator[list[Delivery]]:
+def _browsed(source: Broker, queue: str, plan: Plan, step: int) -> Iterator[list[Delivery]]:
     most = None if plan.limit is None else plan.skip + plan.limit
     found = islice(source.browse(queue, most), plan.skip, None)
-    while batch := list(islice(found, _step(plan))):
+    while batch := list(islice(found, step)):
         yield batch
-
-
-def _step(plan: Plan) -> int:
-    """At most half a second's worth, so that a rate is no burst and a pause."""
-    return max(1, min(BATCH, round(plan.rate_per_s / 2))) if plan.rate_per_s else BATCH
 
 
 def _outgoing(delivery: Delivery, names_origin: bool) -> Outgoing:

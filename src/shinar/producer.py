@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from shinar.brokers import Broker, BrokerUrl, Facts, Outgoing, connect, parse
-from shinar.brokers.projection import MAX_DELAY_S
+from shinar.brokers.projection import check_header, checked_delay_s
 from shinar.clock import SYSTEM, Clock
 from shinar.envelope import Message, MetaEntries, build, build_from, check_strict, encode
 from shinar.envelope.model import ASCII_WS
@@ -194,11 +194,7 @@ class Producer:
             raise ContractError(f"a delay is a number of seconds, not {type(delay_s).__name__}")
         if delay_s < 0:
             raise ContractError(f"a delay of {delay_s} s lies in the past")
-        # Written so that NaN is refused too.
-        if not delay_s <= MAX_DELAY_S:
-            raise ContractError(
-                f"a delay of {delay_s} s is none a clock can show; use at most {MAX_DELAY_S:.0f}"
-            )
+        checked_delay_s(self._broker.traits.name, delay_s)
         if delay_s and not self._broker.traits.delay:
             raise Unsupported(
                 self._broker.traits.name,
@@ -257,18 +253,13 @@ def _check_trace_id(trace_id: object) -> None:
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """A copy. What is not text would be stored by one broker, changed by another and crash a third."""
+    """A copy."""
     if not headers:
         return {}
     if not isinstance(headers, Mapping):
         raise ContractError(f"headers are a mapping of text to text, not {type(headers).__name__}")
-    for name, value in headers.items():
-        for text in (name, value):
-            if not isinstance(text, str):
-                raise ContractError(
-                    f"header {name!r} has a {type(text).__name__} where text belongs: write str(...)"
-                )
-            _utf8(text, f"header {name!a}")
+    for name, text in headers.items():
+        check_header(name, text)
     return dict(headers)
 
 

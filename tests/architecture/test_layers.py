@@ -19,6 +19,8 @@ LAYERS = {
     "errors": 0,
     "clock": 0,
     "observe": 0,
+    "durable": 0,
+    "pace": 0,
     "envelope": 1,
     "phpmq.protocol": 1,
     "settlement": 1,

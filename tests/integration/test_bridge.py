@@ -129,7 +129,7 @@ def test_a_rate_is_even_and_refused_messages_are_held_to_the_end(tmp_path: Path)
     source = connect(f"memory://{uuid.uuid4().hex}?lease_s=6", clock=clock)
     target = connect("memory://" + uuid.uuid4().hex, clock=clock)
     source.publish("q", [Outgoing(b"\xff"), *map(Outgoing, bodies(400))])
-    target.traits = dataclasses.replace(target.traits, binary=False)  # type: ignore[misc]
+    target.traits = dataclasses.replace(target.traits, binary=False)  # type: ignore[misc]  # a smaller target than there is
     started_s = clock.monotonic_s()
     sizes, before = [], 0
     for counts in bridge(source, "q", target, "q", Plan(rate_per_s=10.0, limit=401), clock=clock):
@@ -183,7 +183,7 @@ SMALL = 3000
 
 
 def small(target: Broker) -> Broker:
-    target.traits = dataclasses.replace(target.traits, max_body_bytes=SMALL)  # type: ignore[misc]
+    target.traits = dataclasses.replace(target.traits, max_body_bytes=SMALL)  # type: ignore[misc]  # a smaller target than there is
     return target
 
 

@@ -70,7 +70,7 @@ class ArtemisBroker:
         tls = url.scheme == "artemiss"
         self._address = Address(
             host=url.host or "localhost",
-            port=url.port or (5671 if tls else 5672),
+            port=url.port or url.usual_port,
             user=url.user,
             password=url.password,
             tls=tls,

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 log.addFilter(lambda record: not record.getMessage().startswith("FAIL "))
 
 BROKER: Final = "kafka"
-DEFAULT_PORT: Final = 9092
 DEFAULT_GROUP: Final = "babelqueue"
 #: Largest body sent unless ?max_body_bytes= says otherwise: a fresh topic takes 1,048,588 bytes
 #: with headers and framing.
@@ -160,7 +159,7 @@ class Settings:
 
 def settings(url: BrokerUrl) -> Settings:
     common: dict[str, Any] = {
-        "bootstrap.servers": url.netloc or f"localhost:{DEFAULT_PORT}",
+        "bootstrap.servers": url.netloc or f"localhost:{url.usual_port}",
         "client.id": "shinar",
         "logger": log,
         # Sockets to a restarted cluster come back within a second instead of ten.

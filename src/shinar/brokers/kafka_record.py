@@ -77,7 +77,7 @@ def _received(headers: Sequence[tuple[str, bytes | None]]) -> tuple[Mapping[str,
     """The user's headers and the contract's. Mostly there are the contract's only, each once."""
     try:
         # A header without a value has no decode: the AttributeError below is for it.
-        ours: dict[str, Any] = {name: value.decode() for name, value in headers}  # type: ignore[union-attr]
+        ours: dict[str, Any] = {name: value.decode() for name, value in headers}  # type: ignore[union-attr]  # see above
         if len(ours) == len(headers) and ours.keys() <= _OURS:
             return NOTHING, ours or NOTHING
     except (AttributeError, UnicodeDecodeError):

@@ -24,7 +24,6 @@ from shinar.settlement.traits import Traits
 
 #: Seconds a reservation lasts unless the URL says otherwise (?lease_s=).
 DEFAULT_LEASE_S: Final = 60.0
-DEFAULT_PORT: Final = 9100
 SCHEMES: Final = frozenset({"phpmq", "phpmqs", "phpmq+unix"})
 #: One publish frame: large enough to share a commit, small enough for the server's limits.
 CHUNK_MESSAGES: Final = 2_000
@@ -306,7 +305,7 @@ def address(url: BrokerUrl) -> Address:
         return Address(unix=url.path, token=token)
     return Address(
         host=url.host or "127.0.0.1",
-        port=url.port or DEFAULT_PORT,
+        port=url.port or url.usual_port,
         tls=tls_context(url) if url.scheme == "phpmqs" else None,
         token=token,
     )

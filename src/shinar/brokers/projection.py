@@ -109,11 +109,21 @@ def project(binding: str, message: Outgoing) -> Projection:
     headers = slots["header"]
     for name, text in message.headers.items():
         if name and text and name not in RESERVED:
-            both = f"{name}{text}"
-            if not both.isascii() and _SURROGATE.search(both):
-                raise ContractError(f"header {name!a} has a lone surrogate; send text that UTF-8 can write")
+            check_header(name, text)
             headers[name] = text
     return Projection(slots["property"], slots["annotation"], headers)
+
+
+def check_header(name: Any, text: Any) -> None:
+    """Before anything is written: what is not text would be stored by one broker, changed by another and
+    crash a third."""
+    for part in (name, text):
+        if not isinstance(part, str):
+            raise ContractError(
+                f"header {name!r} has a {type(part).__name__} where text belongs: write str(...)"
+            )
+        if not part.isascii() and _SURROGATE.search(part):
+            raise ContractError(f"header {name!a} has a lone surrogate; send text that UTF-8 can write")
 
 
 def user_headers(headers: Mapping[str, Any]) -> dict[str, str]:

@@ -83,7 +83,7 @@ def _parameters(url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         secure = pika.SSLOptions(tls_context(url), host)
     return pika.ConnectionParameters(
         host=host,
-        port=url.port or (5671 if secure else 5672),
+        port=url.port or url.usual_port,
         virtual_host=url.path or "/",
         credentials=pika.PlainCredentials(url.user or "guest", url.password or "guest"),
         heartbeat=_heartbeat_s(url),

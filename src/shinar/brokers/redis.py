@@ -112,7 +112,7 @@ def connect(url: BrokerUrl, clock: Clock) -> RedisBroker:
 def _client(url: BrokerUrl) -> redis.Redis:
     options: dict[str, Any] = {
         "host": url.host or "127.0.0.1",
-        "port": url.port or 6379,
+        "port": url.port or url.usual_port,
         "username": url.user or None,
         "password": url.password or None,
         "socket_timeout": url.number("timeout_s", 10.0, least=0.1),

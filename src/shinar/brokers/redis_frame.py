@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from shinar.brokers.contract import NOTHING
-from shinar.errors import ContractError
+from shinar.brokers.projection import check_header
 
 _MARK: Final = b'"__bq_frame"'
 
@@ -36,12 +36,9 @@ def frame(body: bytes, headers: Mapping[str, str]) -> bytes:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         return body
-    try:
-        return msgspec.json.encode({"__bq_frame": 1, "headers": kept, "body": text})
-    except UnicodeEncodeError as exc:
-        raise ContractError(
-            f"the header text {exc.object!a:.60} has a lone surrogate; send text that UTF-8 can write"
-        ) from None
+    for name, value in kept.items():
+        check_header(name, value)
+    return msgspec.json.encode({"__bq_frame": 1, "headers": kept, "body": text})
 
 
 def unframe(value: bytes) -> tuple[bytes, Mapping[str, str]]:

@@ -25,27 +25,30 @@ class Row:
     #: Package whose absence the extra mends.
     package: str
     path: PathRule
+    #: The port and the server's part of the path that a URL means which does not say them.
+    port: int = 0
+    home: str = ""
 
 
 ROWS: Final[dict[str, Row]] = {
     "memory": Row("memory", "", "", "queue"),
-    "phpmq": Row("phpmq", "", "", "queue"),
-    "phpmqs": Row("phpmq", "", "", "queue"),
+    "phpmq": Row("phpmq", "", "", "queue", 9100),
+    "phpmqs": Row("phpmq", "", "", "queue", 9100),
     "phpmq+unix": Row("phpmq", "", "", "file"),
     "sqlite": Row("sql", "", "", "file"),
-    "postgresql": Row("sql", "postgresql", "psycopg", "first"),
-    "mysql": Row("sql", "mysql", "pymysql", "first"),
-    "redis": Row("redis", "redis", "redis", "number"),
-    "rediss": Row("redis", "redis", "redis", "number"),
-    "amqp": Row("rabbitmq", "rabbitmq", "pika", "optional"),
-    "amqps": Row("rabbitmq", "rabbitmq", "pika", "optional"),
+    "postgresql": Row("sql", "postgresql", "psycopg", "first", 5432),
+    "mysql": Row("sql", "mysql", "pymysql", "first", 3306),
+    "redis": Row("redis", "redis", "redis", "number", 6379, "0"),
+    "rediss": Row("redis", "redis", "redis", "number", 6379, "0"),
+    "amqp": Row("rabbitmq", "rabbitmq", "pika", "optional", 5672, "/"),
+    "amqps": Row("rabbitmq", "rabbitmq", "pika", "optional", 5671, "/"),
     "sqs": Row("sqs", "sqs", "boto3", "queue"),
     "servicebus": Row("servicebus", "servicebus", "azure.servicebus", "queue"),
-    "pulsar": Row("pulsar", "pulsar", "pulsar", "optional"),
-    "pulsar+ssl": Row("pulsar", "pulsar", "pulsar", "optional"),
-    "kafka": Row("kafka", "kafka", "confluent_kafka", "queue"),
-    "artemis": Row("artemis", "artemis", "proton", "queue"),
-    "artemiss": Row("artemis", "artemis", "proton", "queue"),
+    "pulsar": Row("pulsar", "pulsar", "pulsar", "optional", 6650, "public/default"),
+    "pulsar+ssl": Row("pulsar", "pulsar", "pulsar", "optional", 6651, "public/default"),
+    "kafka": Row("kafka", "kafka", "confluent_kafka", "queue", 9092),
+    "artemis": Row("artemis", "artemis", "proton", "queue", 5672),
+    "artemiss": Row("artemis", "artemis", "proton", "queue", 5671),
 }
 
 #: What people type first; each is an exact synonym.
@@ -69,7 +72,8 @@ def parse(text: str) -> BrokerUrl:
             f"{shown.partition('?')[0]!r} is not a URL; write scheme://host:port/queue", setting="url"
         )
     scheme = SYNONYMS.get(scheme.lower(), scheme.lower())
-    return parse_url(f"{scheme}://{rest}", _row(scheme).path)
+    row = _row(scheme)
+    return parse_url(f"{scheme}://{rest}", row.path, row.port)
 
 
 def traits(url: str | BrokerUrl) -> Traits:

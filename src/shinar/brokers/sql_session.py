@@ -305,7 +305,7 @@ def _open_mysql(driver: Any, url: BrokerUrl) -> Any:
         raise ConfigError("name a database: mysql://user@host/database", setting="url")
     settings: dict[str, Any] = {
         "host": url.host or "localhost",
-        "port": url.port or 3306,
+        "port": url.port or url.usual_port,
         "user": url.user or None,
         "password": url.password,
         "database": url.path,

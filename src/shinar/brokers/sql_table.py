@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from shinar.brokers.contract import Outgoing
-from shinar.brokers.projection import MAX_DELAY_S
+from shinar.brokers.projection import check_header, checked_delay_s
 from shinar.brokers.sql_dialects import Dialect, table_name
 from shinar.errors import ContractError, UsageError
 
@@ -132,16 +132,9 @@ def insert(
 def headers_text(headers: Mapping[Any, Any]) -> str | None:
     if not headers:
         return None
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            kinds = f"{type(name).__name__} to {type(value).__name__}"
-            raise ContractError(f"header {name!r} is {kinds}; both are text: write str(...)")
-    try:
-        return msgspec.json.encode(dict(headers)).decode()
-    except UnicodeEncodeError as exc:
-        raise ContractError(
-            f"the header text {exc.object!a:.60} holds a lone surrogate and is not Unicode"
-        ) from None
+    for name, text in headers.items():
+        check_header(name, text)
+    return msgspec.json.encode(dict(headers)).decode()
 
 
 def headers_of(text: Any) -> dict[str, str]:
@@ -178,10 +171,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 def due_ms(now_ms: int, delay_s: float) -> int:
-    # Written so that NaN is refused too.
-    if not delay_s <= MAX_DELAY_S:
-        raise ContractError(f"a delay of {delay_s} s is none a clock can show; use at most {MAX_DELAY_S:.0f}")
-    return now_ms + round(max(0.0, delay_s) * 1000)
+    return now_ms + round(max(0.0, checked_delay_s("sql", delay_s)) * 1000)
 
 
 def channel(queue: str) -> str:

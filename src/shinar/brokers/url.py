@@ -35,6 +35,8 @@ class BrokerUrl:
     #: "" when the URL names none.
     queue: str = ""
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    #: Where the broker listens when nothing else is said; 0 where that is nowhere.
+    usual_port: int = 0
     #: Several hosts as written (`h1:9092,h2:9092`), for brokers that take a list.
     netloc: str = ""
 
@@ -80,7 +82,7 @@ class BrokerUrl:
         raise ConfigError(f"{text!r} is neither true nor false", setting=f"?{name}=")
 
 
-def parse(text: str, rule: PathRule) -> BrokerUrl:
+def parse(text: str, rule: PathRule, usual_port: int = 0) -> BrokerUrl:
     try:
         parts = urlsplit(text)
         port = None if "," in parts.netloc else parts.port
@@ -109,6 +111,7 @@ def parse(text: str, rule: PathRule) -> BrokerUrl:
         path=path,
         queue=queue,
         options=MappingProxyType(options),
+        usual_port=usual_port,
         netloc=netloc,
     )
 

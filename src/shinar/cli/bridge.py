@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from shinar.brokers.registry import ROWS
 from shinar.cli.common import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
 
@@ -17,17 +18,6 @@ if TYPE_CHECKING:
     from shinar.bridge import Counts
     from shinar.brokers import BrokerUrl
 
-#: What a URL means that does not say it; only to tell whether two of them name the same queue.
-_PORTS: Final = {
-    "redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671, "artemis": 5672, "artemiss": 5671,
-    "postgresql": 5432, "mysql": 3306, "kafka": 9092, "pulsar": 6650, "pulsar+ssl": 6651,
-    "phpmq": 9100, "phpmqs": 9100,
-}  # fmt: skip
-_PATHS: Final = {
-    "redis": "0", "rediss": "0", "amqp": "/", "amqps": "/",
-    "pulsar": "public/default", "pulsar+ssl": "public/default",
-}  # fmt: skip
-_FILES: Final = ("sqlite", "phpmq+unix")
 _LOCAL: Final = ("", "127.0.0.1", "[::1]")
 #: Options that lead to other messages; the rest only say how to get there.
 _ELSEWHERE: Final = ("layout", "laravel", "prefix", "hash_tags", "endpoint", "host", "unix_socket")
@@ -113,11 +103,11 @@ def same_place(one: BrokerUrl, queue: str, other: BrokerUrl, other_queue: str) -
         return False
     if any(one.option(name) != other.option(name) for name in _ELSEWHERE):
         return False
-    if one.scheme in _FILES:
+    row = ROWS[one.scheme]
+    if row.path == "file":
         paths = [os.path.realpath(url.netloc + url.path) for url in (one, other)]
         return paths[0] == paths[1]
-    usual = _PATHS.get(one.scheme, "")
-    return (one.path or usual) == (other.path or usual) and bool(_hosts(one) & _hosts(other))
+    return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one) & _hosts(other))
 
 
 def _hosts(url: BrokerUrl) -> set[str]:
@@ -126,7 +116,7 @@ def _hosts(url: BrokerUrl) -> set[str]:
     for part in url.netloc.split(","):
         host, colon, port = part.rpartition(":")
         if not (colon and port.isdecimal()):
-            host, port = part, str(_PORTS.get(url.scheme, ""))
+            host, port = part, str(url.usual_port)
         name = host if url.scheme == "memory" else host.lower()
         found.add(f"{'localhost' if name in _LOCAL else name}:{port}")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Final
 
-from shinar.brokers.registry import SYNONYMS
+from shinar.brokers.registry import ROWS, SYNONYMS
 from shinar.brokers.sql_dialects import BY_SCHEME
 from shinar.brokers.url import BrokerUrl, PathRule, parse
 from shinar.clock import SYSTEM, Clock
@@ -33,7 +33,7 @@ def open_store(url: str, clock: Clock = SYSTEM) -> Store:
     if scheme not in _PATHS:
         near = difflib.get_close_matches(scheme, _PATHS, 1)
         raise UnknownScheme(scheme, tuple(_PATHS), near[0] if near else None)
-    parsed = parse(f"{scheme}://{rest}", _PATHS[scheme])
+    parsed = parse(f"{scheme}://{rest}", _PATHS[scheme], ROWS[scheme].port)
     if scheme in BY_SCHEME:
         return SqlStore(parsed, clock)
     return _memory(parsed, clock) if scheme == "memory" else _redis(parsed)

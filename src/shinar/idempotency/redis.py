@@ -76,7 +76,7 @@ def _client(url: BrokerUrl) -> Any:
     timeout_s = url.number("timeout_s", TIMEOUT_S, least=0.001)
     settings: dict[str, Any] = {
         "host": url.host or "localhost",
-        "port": url.port or 6379,
+        "port": url.port or url.usual_port,
         "username": url.user or None,
         "password": url.password or None,
         "socket_timeout": timeout_s,

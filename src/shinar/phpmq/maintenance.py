@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from shinar import durable
 from shinar.errors import StoreError
 from shinar.phpmq import schema
 from shinar.phpmq.schema import DATA_FILE, SEQUENCE_BITS
@@ -62,9 +63,9 @@ def backup(folder: Path, target: Path) -> int:
         with closing(_open(folder)) as source, closing(sqlite3.connect(unfinished)) as copy:
             source.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")
-        _sync(unfinished)
+        durable.sync(unfinished)
         os.replace(unfinished, target)
-        _sync(target.parent)
+        durable.sync(target.parent)
     except (sqlite3.Error, OSError) as exc:
         unfinished.unlink(missing_ok=True)
         raise StoreError(f"backup to {target} failed: {exc}") from None
@@ -118,11 +119,3 @@ def _open(folder: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, isolation_level=None)
     except sqlite3.Error as exc:
         raise StoreError(f"{path} cannot be opened: {exc}") from None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -188,8 +188,9 @@ def _lines(piece: Piece) -> Iterator[tuple[list[int], list[bytes]]]:
 
 
 def _opened(path: str) -> BinaryIO:
-    # GzipFile reads like a BinaryIO and is not declared as one.
-    return gzip.open(path, "rb") if path.endswith(".gz") else open(path, "rb")  # type: ignore[return-value]
+    if path.endswith(".gz"):
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # reads like one, and is not declared so
+    return open(path, "rb")
 
 
 # -- export records: a JSON object a line, the body and what was known of its delivery

@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from shinar import durable
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import StoreError
-from shinar.pipeline import deadletters, dedupe, durable, tables
+from shinar.pipeline import deadletters, dedupe, tables
 from shinar.pipeline.manifest import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.registered import load_registry
 from shinar.pipeline.route import Routes

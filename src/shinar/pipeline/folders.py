@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from shinar import durable
 from shinar.errors import StoreError
-from shinar.pipeline import durable
 from shinar.pipeline.tables import STATE_DIR, Commit, DataFile, packed, require_files, widened
 
 #: Written into every batch folder; hidden from Spark, DuckDB and pyarrow by its leading dot or underscore.

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
+from shinar import durable
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
-from shinar.pipeline import durable, tables
+from shinar.pipeline import tables
 from shinar.pipeline.manifest import BatchId, Manifest, stage_dir
 from shinar.pipeline.route import check_pattern
 from shinar.pipeline.tables import STATE_DIR, Commit, Store

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from shinar import durable
 from shinar.errors import StoreError
-from shinar.pipeline import durable
 from shinar.pipeline.tables import STATE_DIR, Commit, Store, remove_tree
 from shinar.pipeline.typed import Columns
 

@@ -24,8 +24,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from shinar import durable
 from shinar.brokers.contract import Delivery
-from shinar.pipeline import durable
 from shinar.pipeline.rows import stamps_of
 from shinar.pipeline.segments import Place, read_segment
 from shinar.settlement.traits import Traits

@@ -26,8 +26,9 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from shinar import durable
 from shinar.errors import StoreError
-from shinar.pipeline import durable, schema
+from shinar.pipeline import schema
 
 #: Cuts what is fsynced to a quarter, at a speed no broker reaches. In this thread: the other has the broker.
 _WRITE: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)

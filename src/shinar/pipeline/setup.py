@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from shinar import durable
 from shinar.brokers import parse
 from shinar.brokers.url import SECRET_OPTIONS
 from shinar.errors import ConfigError
-from shinar.pipeline import durable
 from shinar.pipeline.options import UrlRef
 from shinar.pipeline.tables import Format
 

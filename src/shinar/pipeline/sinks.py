@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shinar.pipeline import durable
+from shinar import durable
 
 #: A row group has at most so many rows, and is written when so many bytes are held for its table...
 GROUP_ROWS: Final = 50_000

@@ -19,8 +19,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shinar import durable
 from shinar.errors import ConfigError, StoreError
-from shinar.pipeline import durable, schema
+from shinar.pipeline import schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,6 +19,7 @@ from shinar.brokers import Broker, connect, parse, traits
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, Unsupported, UsageError
+from shinar.pace import Pace
 from shinar.redrive.arrived import advance, mark_logs, settle_doubts
 from shinar.redrive.breaker import Breaker
 from shinar.redrive.checks import Checks, Seen, Validate
@@ -27,8 +28,8 @@ from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState
 from shinar.redrive.letters import Letter, digest
 from shinar.redrive.look import UNREACHED, browse, letters
 from shinar.redrive.model import Receipt, Spec
-from shinar.redrive.pace import Pace, paced
-from shinar.redrive.passes import LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
+from shinar.redrive.pace import in_hand, paced
+from shinar.redrive.passes import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
 from shinar.redrive.patch import Function, Patch
 from shinar.redrive.plan import Plan, Planner
 from shinar.redrive.runner import whoami
@@ -201,9 +202,10 @@ class Redrive:
         matcher.chosen = None if job.planned else self._chosen
         matcher.count(self.ledger.receipt(job.id).selected)
         lease_s = route.source.traits.lease_s or 0.0
-        pace = Pace(self.spec.rate_per_s, lease_s, self._clock)
+        rate = self.spec.rate_per_s
+        pace = Pace(rate, BATCH, self._clock)
         send = paced(sender.send, pace, lambda: one.stopped())
-        one = Pass(route.source, self.queue, matcher, send, clock=self._clock, batch=pace.batch)
+        one = Pass(route.source, self.queue, matcher, send, clock=self._clock, batch=in_hand(rate, lease_s))
         one.waits = self.waits
         one.stopped = self._watch(job, sender, self._arrivals(route, one, sender.breaker))
         one.finished = lambda: job.planned and not self.ledger.open_count(job.id)

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from shinar.brokers import Delivery
+from shinar.brokers.projection import MAX_DELAY_S
 from shinar.envelope import Kind, Message, judge, read
 from shinar.errors import ContractError
 from shinar.settlement import Event, Policy, Traits, gated, reconcile
@@ -39,9 +40,6 @@ class Outcome(msgspec.Struct, frozen=True):
     #: The handler said that no retry can help.
     final: bool = False
 
-
-#: Longest wait a broker is asked for (ten years): a larger number does not fit into every one's clock.
-MAX_DELAY_S: Final = 315_360_000.0
 
 #: Kept apart from Outcome: the common case must not cost an object.
 HANDLED: Final = None

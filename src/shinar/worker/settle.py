@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 
 from shinar.brokers import Broker, Delivery, Lapsed, Outgoing
-from shinar.brokers.projection import facts_of
+from shinar.brokers.projection import MAX_DELAY_S, facts_of
 from shinar.clock import Clock
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, poison_record, retry_copy
 from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, ShinarError
@@ -27,7 +27,7 @@ from shinar.settlement import (
     parse_count,
     refuses_message,
 )
-from shinar.worker.process import MAX_DELAY_S, Outcome
+from shinar.worker.process import Outcome
 
 log = logging.getLogger("shinar.worker")
 

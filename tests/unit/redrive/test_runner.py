@@ -17,7 +17,7 @@ from shinar.errors import Unsupported, UsageError
 from shinar.redrive import JobState, Ledger, Redrive, Spec
 from shinar.redrive.job import CHECK_EVERY_S
 from shinar.redrive.ledger import STALE_MS
-from shinar.redrive.pace import Pace
+from shinar.redrive.pace import in_hand
 from shinar.redrive.runner import lives, this_process
 
 START_S = 1_763_172_600.0
@@ -73,9 +73,9 @@ def test_a_rate_slower_than_a_lease_is_refused(url: str, clock: PinnedClock, led
 
 
 @pytest.mark.parametrize("lease_s", [0.0, 30.0, 4.0])
-def test_no_more_is_in_hand_than_goes_in_seconds(lease_s: float, clock: PinnedClock) -> None:
-    assert Pace(2.0, lease_s, clock).batch <= 2.0 * min(5.0, lease_s / 4 or 5.0)
-    assert Pace(0.0, lease_s, clock).batch == Pace(10_000.0, lease_s, clock).batch == 200
+def test_no_more_is_in_hand_than_goes_in_seconds(lease_s: float) -> None:
+    assert in_hand(2.0, lease_s) <= 2.0 * min(5.0, lease_s / 4 or 5.0)
+    assert in_hand(0.0, lease_s) == in_hand(10_000.0, lease_s) == 200
 
 
 def test_a_stop_is_heard_within_a_batch(url: str, clock: PinnedClock, ledger: Ledger) -> None:

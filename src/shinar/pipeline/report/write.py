@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from shinar import durable
 from shinar.clock import SYSTEM, Clock
-from shinar.pipeline import durable
 from shinar.pipeline.report.figures import collect
 from shinar.pipeline.report.page import render
 from shinar.pipeline.tables import existing_store
