@@ -65,7 +65,7 @@ def test_send_returns_what_was_confirmed(url: str) -> None:
         (lambda p: p.send(URN, {}, key="\ud800"), "the key holds a lone surrogate"),
         (lambda p: p.send(URN, {}, delay_s=float("nan")), "nan s"),
         (lambda p: p.send(URN, {}, delay_s=float("inf")), "inf s"),
-        (lambda p: p.send(URN, {}, delay_s=1e300), "a clock can show"),
+        (lambda p: p.send(URN, {}, delay_s=1e300), "the longest delay"),
         (lambda p: p.send(URN, {}, delay_s="5"), "seconds, not str"),
         (lambda p: p.send_many([(URN, {})], delay_s=float("nan")), "nan s"),
         (lambda p: p.send_bodies([b"{}"], delay_s=float("inf")), "inf s"),
@@ -79,7 +79,7 @@ def test_send_returns_what_was_confirmed(url: str) -> None:
     ],
 )
 def test_a_bad_call_names_the_place_and_sends_nothing(url: str, call, error: str) -> None:
-    with pytest.raises(ContractError, match=error):
+    with pytest.raises((ContractError, Unsupported), match=error):
         call(Producer(url))
     assert connect(url).depth("orders").ready == 0
 
