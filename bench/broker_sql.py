@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shinar.brokers import Outgoing, connect
 from shinar.brokers.registry import parse
-from shinar.brokers.sql_dialects import BY_SCHEME
+from shinar.database.dialects import BY_SCHEME
 from shinar.envelope import build, encode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

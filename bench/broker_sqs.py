@@ -21,7 +21,7 @@ from botocore.config import Config
 import _brokers
 from _brokers import rate
 from shinar.brokers import connect
-from shinar.brokers.sqs import DEFAULT_CONNECTIONS
+from shinar.brokers.sqs.broker import DEFAULT_CONNECTIONS
 from shinar.envelope import build, encode
 
 #: What a worker reserves at a time.

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from shinar.pipeline.judged import judged_frame
+from shinar.pipeline.rows.validate import judged_frame
 from shinar.pipeline.session import session
 
 warnings.simplefilter("ignore")

@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 
 from pyspark.sql import SparkSession  # noqa: E402  # the filter comes first
 
-from shinar.pipeline.job import Pipeline  # noqa: E402  # likewise
+from shinar.pipeline.pipeline import Pipeline  # noqa: E402  # likewise
 from shinar.pipeline.session import session  # noqa: E402  # likewise
 
 #: Rows per Parquet file of the input.

@@ -115,7 +115,7 @@ def run_pipeline(url: str, truth: Counter[str]) -> None:
 
     from shinar.pipeline.analysis.fingerprints import fingerprints
     from shinar.pipeline.analysis.traces import hops, traces
-    from shinar.pipeline.job import Pipeline
+    from shinar.pipeline.pipeline import Pipeline
     from shinar.pipeline.report.write import write_report
     from shinar.pipeline.session import session
 

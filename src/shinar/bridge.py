@@ -18,8 +18,8 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.throttle import Pace
 from shinar.errors import ConfigError, PublishFailed, ShinarError
-from shinar.pace import Pace
 from shinar.settlement import Traits, refuses_message
 
 #: Messages taken, sent and acknowledged at once, at most; fewer where a rate is asked for.

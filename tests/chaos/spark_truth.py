@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from shinar.brokers import Outgoing
 from shinar.envelope import build, encode, retry_copy
-from shinar.pipeline.tables import Store, existing_store
+from shinar.pipeline.lake.store import Store, existing_store
 
 QUEUE = "orders"
 URNS = ("urn:babel:orders:created", "urn:babel:orders:paid", "urn:babel:orders:shipped")

@@ -21,7 +21,7 @@ import pytest
 from cases import embedded
 from redrive_letters import ROWS, Place, drained, everything, open_place, plant
 from shinar.envelope import redrive_copy
-from shinar.redrive.hold import hold_s
+from shinar.redrive.letters.held import hold_s
 
 __all__ = ["embedded"]
 

@@ -18,7 +18,7 @@ from cases import embedded, take
 from servers import Server, with_queue
 from shinar.bridge import BATCH, Counts, Place, Plan, bridge
 from shinar.brokers import Broker, Outgoing, connect, parse
-from shinar.cli.bridge import register, run, same_place
+from shinar.cli.commands.bridge import register, run, same_place
 from shinar.clock import PinnedClock
 from shinar.envelope import build, encode
 from shinar.errors import (

@@ -17,9 +17,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from live import CREATED_MS, envelope, number_of, take, until
 from shinar.brokers.contract import Facts, Outgoing
-from shinar.brokers.kafka import Reinjector, commit_group, offsets, read_range
-from shinar.brokers.kafka_client import settings
-from shinar.brokers.kafka_read import Reader
+from shinar.brokers.kafka.broker import Reinjector, commit_group, offsets, read_range
+from shinar.brokers.kafka.client import settings
+from shinar.brokers.kafka.reader import Reader
 from shinar.brokers.registry import connect, parse
 from shinar.errors import (
     BodyTooLarge,

@@ -21,7 +21,7 @@ from servers.process import free_port
 from shinar.brokers import connect, parse
 from shinar.brokers.contract import Outgoing
 from shinar.envelope import build, encode
-from shinar.pipeline.tables import Store, existing_store
+from shinar.pipeline.lake.store import Store, existing_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 

@@ -20,7 +20,7 @@ from babelqueue.redis_transport import RedisTransport
 
 import servers
 from shinar.brokers import Outgoing, connect
-from shinar.brokers.redis_queue import Reservation, Settings, open_queue
+from shinar.brokers.redis.queue import Reservation, Settings, open_queue
 from shinar.clock import PinnedClock
 from shinar.envelope import build, encode, retry_copy
 from shinar.errors import (

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.envelope import build, encode, judge
 from shinar.observe import Metrics
-from shinar.pipeline import schema
-from shinar.pipeline.figures import Figures
-from shinar.pipeline.judged import judged_frame
+from shinar.pipeline.metrics import Figures
+from shinar.pipeline.rows import schema
+from shinar.pipeline.rows.validate import judged_frame
 from unit.pipeline.fuzz import bodies as fuzzed
 
 pytestmark = [

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 import servers
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.brokers.registry import parse
-from shinar.brokers.sql import enqueue
+from shinar.brokers.sql.broker import enqueue
 from shinar.clock import PinnedClock
 from shinar.errors import (
     AccessDenied,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shinar.brokers import sql
+from shinar.brokers.sql import broker as sql
 
 PAGE = Path(__file__).parents[2] / "docs" / "brokers" / "sql.md"
 

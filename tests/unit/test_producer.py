@@ -157,7 +157,7 @@ def test_a_missing_extra_is_one_sentence_with_the_command(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "pika", None)
-    for name in [name for name in sys.modules if name.startswith("shinar.brokers.rabbitmq")]:
+    for name in [name for name in sys.modules if name.startswith("shinar.brokers.rabbitmq.broker")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtra, match=r"pip install 'shinar\[rabbitmq\]'"):
         Producer("amqp://localhost/q")

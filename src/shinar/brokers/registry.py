@@ -35,20 +35,20 @@ ROWS: Final[dict[str, Row]] = {
     "phpmq": Row("phpmq", "", "", "queue", 9100),
     "phpmqs": Row("phpmq", "", "", "queue", 9100),
     "phpmq+unix": Row("phpmq", "", "", "file"),
-    "sqlite": Row("sql", "", "", "file"),
-    "postgresql": Row("sql", "postgresql", "psycopg", "first", 5432),
-    "mysql": Row("sql", "mysql", "pymysql", "first", 3306),
-    "redis": Row("redis", "redis", "redis", "number", 6379, "0"),
-    "rediss": Row("redis", "redis", "redis", "number", 6379, "0"),
-    "amqp": Row("rabbitmq", "rabbitmq", "pika", "optional", 5672, "/"),
-    "amqps": Row("rabbitmq", "rabbitmq", "pika", "optional", 5671, "/"),
-    "sqs": Row("sqs", "sqs", "boto3", "queue"),
-    "servicebus": Row("servicebus", "servicebus", "azure.servicebus", "queue"),
-    "pulsar": Row("pulsar", "pulsar", "pulsar", "optional", 6650, "public/default"),
-    "pulsar+ssl": Row("pulsar", "pulsar", "pulsar", "optional", 6651, "public/default"),
-    "kafka": Row("kafka", "kafka", "confluent_kafka", "queue", 9092),
-    "artemis": Row("artemis", "artemis", "proton", "queue", 5672),
-    "artemiss": Row("artemis", "artemis", "proton", "queue", 5671),
+    "sqlite": Row("sql.broker", "", "", "file"),
+    "postgresql": Row("sql.broker", "postgresql", "psycopg", "first", 5432),
+    "mysql": Row("sql.broker", "mysql", "pymysql", "first", 3306),
+    "redis": Row("redis.broker", "redis", "redis", "number", 6379, "0"),
+    "rediss": Row("redis.broker", "redis", "redis", "number", 6379, "0"),
+    "amqp": Row("rabbitmq.broker", "rabbitmq", "pika", "optional", 5672, "/"),
+    "amqps": Row("rabbitmq.broker", "rabbitmq", "pika", "optional", 5671, "/"),
+    "sqs": Row("sqs.broker", "sqs", "boto3", "queue"),
+    "servicebus": Row("servicebus.broker", "servicebus", "azure.servicebus", "queue"),
+    "pulsar": Row("pulsar.broker", "pulsar", "pulsar", "optional", 6650, "public/default"),
+    "pulsar+ssl": Row("pulsar.broker", "pulsar", "pulsar", "optional", 6651, "public/default"),
+    "kafka": Row("kafka.broker", "kafka", "confluent_kafka", "queue", 9092),
+    "artemis": Row("artemis.broker", "artemis", "proton", "queue", 5672),
+    "artemiss": Row("artemis.broker", "artemis", "proton", "queue", 5671),
 }
 
 #: What people type first; each is an exact synonym.
@@ -134,7 +134,7 @@ def _load(row: Row) -> _Module:
         return importlib.import_module(f"shinar.brokers.{row.module}")  # type: ignore[return-value]  # a module
     except ModuleNotFoundError as exc:
         if row.package and (exc.name or "").split(".")[0] == row.package.split(".")[0]:
-            raise MissingExtra(f"{row.module}://", row.package, row.extra) from None
+            raise MissingExtra(f"{row.module.partition('.')[0]}://", row.package, row.extra) from None
         raise
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 import shinar
-from shinar.cli.parser import Parser, masked
+from shinar.cli.support.parser import Parser, masked
 from shinar.errors import Cancelled, ShinarError, UsageError
 
 OK: Final = 0
@@ -30,17 +30,17 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "tail": ("tail", "look at the messages of a queue without consuming them"),
     "inspect": ("inspect", "pretty-print and judge messages from a file or stdin"),
     "bridge": ("bridge", "move or copy messages between any two brokers"),
-    "broker": ("broker", "run and look after the embedded broker"),
-    "pipeline": ("pipeline", "queues into tables on Spark"),
-    "dlq": ("dlq", "see why messages died"),
-    "redrive": ("redrive", "send dead letters back, once"),
-    "traces": ("report", "rebuild traces from the tables"),
-    "fingerprints": ("report", "group dead letters of the tables by cause"),
-    "stuck": ("report", "find messages that were produced and never finished"),
-    "drift": ("report", "find contract drift per URN and language"),
-    "rates": ("report", "latency, retry and dead-letter rates"),
-    "propose-schemas": ("report", "propose payload schemas from traffic"),
-    "report": ("report", "write one HTML page from the tables"),
+    "broker": ("broker.broker", "run and look after the embedded broker"),
+    "pipeline": ("lake.pipeline", "queues into tables on Spark"),
+    "dlq": ("dead_letters.dlq", "see why messages died"),
+    "redrive": ("dead_letters.redrive", "send dead letters back, once"),
+    "traces": ("lake.questions", "rebuild traces from the tables"),
+    "fingerprints": ("lake.questions", "group dead letters of the tables by cause"),
+    "stuck": ("lake.questions", "find messages that were produced and never finished"),
+    "drift": ("lake.questions", "find contract drift per URN and language"),
+    "rates": ("lake.questions", "latency, retry and dead-letter rates"),
+    "propose-schemas": ("lake.questions", "propose payload schemas from traffic"),
+    "report": ("lake.questions", "write one HTML page from the tables"),
     "doctor": ("doctor", "check Java, Spark, extras and connections"),
     "config": ("config", "show settings and where they come from"),
 }
@@ -59,7 +59,7 @@ def parser(chosen: str | None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"shinar {shinar.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     if chosen in COMMANDS:
-        module = importlib.import_module(f"shinar.cli.{COMMANDS[chosen][0]}")
+        module = importlib.import_module(f"shinar.cli.commands.{COMMANDS[chosen][0]}")
         module.register(commands)
     else:
         for name, (_, text) in COMMANDS.items():

@@ -11,7 +11,10 @@ import msgspec
 
 import shinar
 from shinar.brokers import Delivery, Outgoing
+from shinar.brokers.kafka import retry_tiers as tiers
 from shinar.brokers.projection import project as project_onto
+from shinar.brokers.redis import keys as redis_rules
+from shinar.brokers.sqs import limits as sqs_rules
 from shinar.clock import SYSTEM
 from shinar.conformance import bindings
 from shinar.envelope import (
@@ -31,9 +34,6 @@ from shinar.errors import ContractError
 from shinar.idempotency import MemoryStore
 from shinar.schemas import conforms
 from shinar.settlement import Action, Backoff, Event, Policy, decide, if_write_fails, reconcile, speaks
-from shinar.settlement import kafka as tiers
-from shinar.settlement import redis as redis_rules
-from shinar.settlement import sqs as sqs_rules
 from shinar.worker import Context, idempotent
 
 Args = dict[str, Any]
@@ -164,7 +164,7 @@ def project(args: Args) -> Answer:
     headers, properties = dict(made.headers), dict(made.properties)
     match binding:
         case "sqs":
-            from shinar.brokers.sqs_wire import attributes_of
+            from shinar.brokers.sqs.messages import attributes_of
 
             return {"message_attributes": attributes_of(headers, copy=False)}
         case "asb":

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import redis
 
-from shinar.brokers.redis_queue import RedisQueue, Reservation, Settings, open_queue
+from shinar.brokers.redis.queue import RedisQueue, Reservation, Settings, open_queue
 from shinar.clock import PinnedClock
 from shinar.conformance.calls import Answer, Args, b64, body_of
 from shinar.envelope import Kind, attempts_of, judge, retry_copy

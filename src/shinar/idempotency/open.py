@@ -6,9 +6,9 @@ import difflib
 from typing import Final
 
 from shinar.brokers.registry import ROWS, SYNONYMS
-from shinar.brokers.sql_dialects import BY_SCHEME
 from shinar.brokers.url import BrokerUrl, PathRule, parse
 from shinar.clock import SYSTEM, Clock
+from shinar.database.dialects import BY_SCHEME
 from shinar.errors import ConfigError, MissingExtra, UnknownScheme
 from shinar.idempotency.guard import TTL_S, Store
 from shinar.idempotency.memory import MAX_IDS, MemoryStore

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shinar.brokers.sql_dialects import Dialect, table_name, unwrap
-from shinar.brokers.sql_session import CONNECT_OPTIONS, Database, check_options
-from shinar.brokers.sql_table import DEFAULT_PREFIX
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
+from shinar.database.columns import DEFAULT_PREFIX
+from shinar.database.dialects import Dialect, table_name, unwrap
+from shinar.database.session import CONNECT_OPTIONS, Database, check_options
 from shinar.errors import UsageError
 from shinar.idempotency.guard import TTL_S
 

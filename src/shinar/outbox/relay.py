@@ -16,10 +16,10 @@ import msgspec
 
 from shinar.brokers.contract import Broker, Outgoing
 from shinar.brokers.registry import parse
-from shinar.brokers.sql_dialects import table_name
-from shinar.brokers.sql_session import CONNECT_OPTIONS, Database, check_options
-from shinar.brokers.sql_table import DEFAULT_PREFIX, bytes_of, headers_of
 from shinar.clock import SYSTEM, Clock
+from shinar.database.columns import DEFAULT_PREFIX, bytes_of, headers_of
+from shinar.database.dialects import table_name
+from shinar.database.session import CONNECT_OPTIONS, Database, check_options
 from shinar.errors import BrokerError, ConfigError, PublishFailed, ShinarError
 from shinar.outbox.table import Statements, schema_sql
 

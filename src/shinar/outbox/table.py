@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from shinar.brokers.sql_dialects import BY_SCHEME, Dialect, table_name
-from shinar.brokers.sql_table import DEFAULT_PREFIX
+from shinar.database.columns import DEFAULT_PREFIX
+from shinar.database.dialects import BY_SCHEME, Dialect, table_name
 from shinar.errors import UsageError
 
 #: `available_at` of a row that was published and is kept: later than any clock.

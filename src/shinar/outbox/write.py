@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shinar.brokers.sql_dialects import table_name, unwrap
-from shinar.brokers.sql_table import DEFAULT_PREFIX, check_queue, checked_key, due_ms, headers_text
 from shinar.clock import SYSTEM, Clock
+from shinar.database.columns import DEFAULT_PREFIX, check_queue, checked_key, due_ms, headers_text
+from shinar.database.dialects import table_name, unwrap
 from shinar.envelope import Message, build_from, encode, judge
 from shinar.errors import ContractError
 from shinar.outbox.table import Statements, schema_sql

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from shinar import durable
+from shinar import durable_files as durable
 from shinar.errors import StoreError
 from shinar.phpmq import schema
 from shinar.phpmq.schema import DATA_FILE, SEQUENCE_BITS

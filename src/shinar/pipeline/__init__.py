@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shinar.pipeline.job import Pipeline, Summary
+    from shinar.pipeline.pipeline import Pipeline, Summary
 
 __all__ = ["Pipeline", "Summary"]
 
@@ -16,6 +16,6 @@ __all__ = ["Pipeline", "Summary"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shinar.pipeline import job
+    from shinar.pipeline import pipeline as job
 
     return getattr(job, name)

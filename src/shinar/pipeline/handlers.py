@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
-from shinar import durable
+from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
-from shinar.pipeline import tables
-from shinar.pipeline.manifest import BatchId, Manifest, stage_dir
-from shinar.pipeline.route import check_pattern
-from shinar.pipeline.tables import STATE_DIR, Commit, Store
+from shinar.pipeline.batch.journal import BatchId, Manifest, stage_dir
+from shinar.pipeline.batch.route import check_pattern
+from shinar.pipeline.lake import store as tables
+from shinar.pipeline.lake.store import STATE_DIR, Commit, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shinar.errors import ConfigError, Unsupported
-from shinar.pipeline.delta import DeltaStore, contended
-from shinar.pipeline.folders import FolderStore
+from shinar.pipeline.batch.journal import unfinished
 from shinar.pipeline.handlers import State
-from shinar.pipeline.manifest import unfinished
-from shinar.pipeline.tables import CORE, STATE_DIR, TYPED_DIR, Store, remove_tree
+from shinar.pipeline.lake.delta import DeltaStore, contended
+from shinar.pipeline.lake.parquet import FolderStore
+from shinar.pipeline.lake.store import CORE, STATE_DIR, TYPED_DIR, Store, remove_tree
 
 #: Files of about this size scan well everywhere.
 TARGET_BYTES: Final = 256 << 20

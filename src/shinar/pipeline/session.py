@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from shinar.pipeline.source import ShinarSource
+from shinar.pipeline.source.provider import ShinarSource
 
 #: Sane on a laptop; each can be overridden. On a cluster only those that concern our source matter.
 DEFAULTS: Final[Mapping[str, str]] = {

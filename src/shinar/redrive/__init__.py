@@ -1,16 +1,16 @@
 """Dead letters: see why they died, choose which, rehearse, send them back once, with a ledger."""
 
-from shinar.redrive.checks import Checks, LakeSeen
-from shinar.redrive.choose import Chosen
-from shinar.redrive.expression import Expression
+from shinar.redrive.eligibility import Checks, LakeSeen
 from shinar.redrive.job import Redrive
-from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState
-from shinar.redrive.letters import Letter, Nature, read
-from shinar.redrive.look import letters, side_effect
+from shinar.redrive.ledger.ledger import Job, JobState, Ledger, Line, LineState
+from shinar.redrive.letters.letter import Letter, Nature, read
+from shinar.redrive.letters.read import letters, side_effect
+from shinar.redrive.letters.summary import Group, Summary, sparkline, summarise
 from shinar.redrive.model import Receipt, Spec
-from shinar.redrive.patch import Patch
 from shinar.redrive.plan import Plan
-from shinar.redrive.summary import Group, Summary, sparkline, summarise
+from shinar.redrive.select.expression import Expression
+from shinar.redrive.select.selection import Chosen
+from shinar.redrive.send.patch import Patch
 
 __all__ = [
     "Checks",

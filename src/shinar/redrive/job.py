@@ -18,22 +18,22 @@ import msgspec
 from shinar.brokers import Broker, connect, parse, traits
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.throttle import Pace
 from shinar.errors import ConfigError, ShinarError, Unsupported, UsageError
-from shinar.pace import Pace
-from shinar.redrive.arrived import advance, mark_logs, settle_doubts
-from shinar.redrive.breaker import Breaker
-from shinar.redrive.checks import Checks, Seen, Validate
-from shinar.redrive.choose import Chosen
-from shinar.redrive.ledger import Job, JobState, Ledger, Line, LineState
-from shinar.redrive.letters import Letter, digest
-from shinar.redrive.look import UNREACHED, browse, letters
+from shinar.redrive.eligibility import Checks, Seen, Validate
+from shinar.redrive.ledger.ledger import Job, JobState, Ledger, Line, LineState
+from shinar.redrive.ledger.owner import whoami
+from shinar.redrive.letters.letter import Letter, digest
+from shinar.redrive.letters.read import UNREACHED, browse, letters
 from shinar.redrive.model import Receipt, Spec
-from shinar.redrive.pace import in_hand, paced
-from shinar.redrive.passes import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
-from shinar.redrive.patch import Function, Patch
 from shinar.redrive.plan import Plan, Planner
-from shinar.redrive.runner import whoami
-from shinar.redrive.send import Route, Sender
+from shinar.redrive.select.selection import Chosen
+from shinar.redrive.send.arrivals import advance, mark_logs, settle_doubts
+from shinar.redrive.send.breaker import Breaker
+from shinar.redrive.send.patch import Function, Patch
+from shinar.redrive.send.rate import in_hand, paced
+from shinar.redrive.send.scan import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
+from shinar.redrive.send.sender import Route, Sender
 
 #: Rounds through a queue before what was not met counts as gone.
 ROUNDS: Final = 3

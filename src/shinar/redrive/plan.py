@@ -9,11 +9,11 @@ import msgspec
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ContractError
-from shinar.redrive.checks import Checks
-from shinar.redrive.ledger import Line, LineState
-from shinar.redrive.letters import Letter, digest
-from shinar.redrive.patch import Patch
-from shinar.redrive.send import Route, SentMs, copy_of
+from shinar.redrive.eligibility import Checks
+from shinar.redrive.ledger.ledger import Line, LineState
+from shinar.redrive.letters.letter import Letter, digest
+from shinar.redrive.send.patch import Patch
+from shinar.redrive.send.sender import Route, SentMs, copy_of
 
 #: Letters checked at once.
 CHUNK: Final = 200

@@ -17,9 +17,9 @@ import msgspec
 from shinar.brokers import Delivery, connect
 from shinar.envelope.fingerprint import error_template
 from shinar.redrive.job import Redrive
-from shinar.redrive.letters import Letter, Nature
-from shinar.redrive.look import letters
-from shinar.redrive.send import BYPASS, copy_of
+from shinar.redrive.letters.letter import Letter, Nature
+from shinar.redrive.letters.read import letters
+from shinar.redrive.send.sender import BYPASS, copy_of
 from shinar.settlement import DEFAULT_POLICY, Event, Traits
 from shinar.worker import GiveUp, Handlers, Retry
 from shinar.worker.context import leave_context

@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from shinar.brokers import Delivery
-from shinar.redrive.choose import Chosen
-from shinar.redrive.ledger import Ledger
-from shinar.redrive.letters import Letter, read
-from shinar.redrive.spool import files, spooled
-from shinar.redrive.summary import Summary, summarise
+from shinar.redrive.ledger.ledger import Ledger
+from shinar.redrive.letters.letter import Letter, read
+from shinar.redrive.letters.partitions import files, spooled
+from shinar.redrive.letters.summary import Summary, summarise
+from shinar.redrive.select.selection import Chosen
 from shinar.settlement.traits import Traits
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _letter(*row: Any) -> Letter:
 
 
 def _rows(spark: SparkSession, lake: Any) -> DataFrame:
-    from shinar.pipeline.tables import read as read_table
+    from shinar.pipeline.lake.store import read as read_table
 
     return read_table(spark, lake, "dead_letters")
 

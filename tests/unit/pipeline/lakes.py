@@ -12,7 +12,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from shinar.pipeline import judged, schema
+from shinar.pipeline.rows import schema
+from shinar.pipeline.rows import validate as judged
 
 #: Every test's day.
 NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)

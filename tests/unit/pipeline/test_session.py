@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shinar.errors import ConfigError
-from shinar.pipeline.judged import judged_frame
+from shinar.pipeline.rows.validate import judged_frame
 from shinar.pipeline.session import register
 from unit.pipeline.lakes import envelope, spark
 

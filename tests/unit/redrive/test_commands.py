@@ -90,7 +90,7 @@ def test_people_can_read_it(url: str, run: Run, tmp_path: Path, capsys: pytest.C
 
 def test_without_spark_it_stays_here(url: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _, expected, _ = run("dlq", "summary", url)
-    monkeypatch.setattr("shinar.cli.dlq_summary.find_spec", lambda _name: None)
+    monkeypatch.setattr("shinar.cli.commands.dead_letters.summary.find_spec", lambda _name: None)
     code, rows, err = run("dlq", "summary", url, "--spark-above", "47")
     assert (code, rows) == (0, expected)
     assert err.count("counted in plain Python") == 1

@@ -10,8 +10,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from shinar.pipeline import typed
-from shinar.pipeline.tables import to_spark
+from shinar.pipeline.lake.store import to_spark
+from shinar.pipeline.typed import types as typed
 
 #: Largest integer every language of the contract reads exactly (JavaScript and PHP on JSON use doubles).
 SAFE_INTEGER: Final = 2**53 - 1

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from shinar.pipeline.analysis.fields import fields
-from shinar.pipeline.route import own_table
+from shinar.pipeline.batch.route import own_table
 
 #: With this many messages behind it a proposal is as sure as traffic can make it.
 SURE_MESSAGES: Final = 1000

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from shinar.pipeline import schema
-from shinar.pipeline.tables import to_spark
+from shinar.pipeline.lake.store import to_spark
+from shinar.pipeline.rows import schema
 
 #: A hop is slow when it takes more than the edge's 95th percentile and this many times its median.
 SLOW_FACTOR: Final = 3.0

@@ -9,12 +9,12 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from shinar.pipeline import tables
 from shinar.pipeline.analysis.drift import drift
 from shinar.pipeline.analysis.fingerprints import fingerprints, over_time
 from shinar.pipeline.analysis.stuck import stuck
 from shinar.pipeline.analysis.traces import edges, hops, millis, traces
-from shinar.pipeline.tables import Store
+from shinar.pipeline.lake import store as tables
+from shinar.pipeline.lake.store import Store
 
 Rows = list[dict[str, Any]]
 

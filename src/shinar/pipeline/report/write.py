@@ -7,11 +7,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from shinar import durable
+from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
+from shinar.pipeline.lake.store import existing_store
 from shinar.pipeline.report.figures import collect
 from shinar.pipeline.report.page import render
-from shinar.pipeline.tables import existing_store
 
 
 def write_report(

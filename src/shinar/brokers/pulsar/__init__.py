@@ -1,0 +1,1 @@
+"""Pulsar as a broker."""

@@ -1,0 +1,1 @@
+"""Azure Service Bus as a broker."""

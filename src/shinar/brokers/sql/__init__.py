@@ -1,0 +1,1 @@
+"""A table of an ordinary database as a queue."""

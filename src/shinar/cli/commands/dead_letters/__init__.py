@@ -1,0 +1,1 @@
+"""`shinar dlq` and `shinar redrive`."""

@@ -1,0 +1,1 @@
+"""SQL connections and dialects, for everything that is kept in a table."""

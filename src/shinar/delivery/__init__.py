@@ -1,0 +1,1 @@
+"""Built once above the broker contract: leases, capacity, throttling."""

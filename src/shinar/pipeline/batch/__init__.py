@@ -1,0 +1,1 @@
+"""One micro-batch in order: stage, dedupe, write tables, journal, commit."""

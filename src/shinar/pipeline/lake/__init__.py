@@ -1,0 +1,1 @@
+"""The tables: where they are, how they are committed, how they are maintained."""

@@ -1,0 +1,1 @@
+"""Bodies as validated rows: the schema, and how deliveries become columns of it."""

@@ -1,0 +1,1 @@
+"""Queues, logs and archives as Spark rows: `format("shinar")`."""

@@ -1,0 +1,90 @@
+"""A stream from the embedded broker's own log: positions are offsets, nothing is frozen or acknowledged.
+
+An offset is {"position": next position}. Knows the log's two functions, bounds and read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from shinar.clock import SYSTEM, Clock
+from shinar.errors import StoreError
+from shinar.phpmq import archive as broker_log
+from shinar.pipeline.rows.validate import judged_batch
+from shinar.pipeline.source.archive import LOG_ROWS, ROWS, log_batch
+from shinar.pipeline.source.options import LogOptions
+
+log: Final = logging.getLogger("shinar.pipeline")
+
+#: The file is asked for its end at most this often.
+POLL_S: Final = 0.2
+
+
+class LogPlanner:
+    def __init__(self, options: LogOptions, clock: Clock = SYSTEM) -> None:
+        self._options = options
+        self._clock = clock
+        self._folder = Path(options.path)
+        self._bounds = (0, 0)
+        self._looked_s: float | None = None
+        self._target: int | None = None
+
+    def initial(self) -> dict[str, Any]:
+        first, end = self._look()
+        return {"position": end if self._options.latest else first}
+
+    def latest(
+        self, start: dict[str, Any], max_rows: int | None, max_bytes: int | None = None
+    ) -> dict[str, Any]:
+        since = self._from(start["position"])
+        end = self._look()[1] if self._target is None else self._target
+        end = end if max_rows is None else min(end, since + max_rows)
+        return {"position": max(end, since)}
+
+    def fix_target(self) -> None:
+        self._target = self._look()[1]
+
+    def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+        since = self._from(start["position"])
+        step = max(1, min(LOG_ROWS, -(-(end["position"] - since) // max(self._options.min_partitions, 1))))
+        return [(at, min(at + step, end["position"])) for at in range(since, end["position"], step)]
+
+    def finish(self, end: dict[str, Any]) -> None:
+        """The log is the broker's: it goes by its own retention."""
+
+    def latest_known(self) -> dict[str, Any]:
+        return {"position": self._bounds[1]}
+
+    def close(self) -> None:
+        """Nothing stays open between two questions."""
+
+    def _from(self, position: int) -> int:
+        first, end = self._look()
+        if first <= position <= end:
+            return position
+        text = f"positions {position} to {first} are gone from the log (retention)"
+        if position > end:
+            text = f"the log ends at {end}, before {position}, where we were: another broker's folder?"
+        if self._options.fail_on_data_loss:
+            raise StoreError(f"{text}; set failOnDataLoss=false to go on without them")
+        log.warning("%s and are left out (failOnDataLoss=false)", text)
+        return first
+
+    def _look(self) -> tuple[int, int]:
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is None or now_s - self._looked_s >= POLL_S:
+            self._bounds = broker_log.bounds(self._folder)
+            self._looked_s = now_s
+        return self._bounds
+
+
+def log_rows(part: tuple[int, int], options: LogOptions) -> Iterator[pa.RecordBatch]:
+    found = broker_log.read(Path(options.path), part[0], part[1], options.queues)
+    while messages := list(islice(found, ROWS)):
+        yield judged_batch(log_batch(messages))

@@ -1,0 +1,28 @@
+"""A look at a live queue as judged rows. Consumes nothing. Knows the broker contract only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+
+from shinar.pipeline.rows.delivery_rows import rows_of
+from shinar.pipeline.source.filters import Test, passing
+from shinar.pipeline.source.options import BrowseOptions
+
+#: Rows judged and handed on together.
+ROWS: Final = 2_000
+
+
+def browsed_rows(queue: str, options: BrowseOptions, tests: tuple[Test, ...]) -> Iterator[pa.RecordBatch]:
+    broker = options.url.connect()
+    try:
+        found = iter(broker.browse(queue, options.limit))
+        while deliveries := list(islice(found, ROWS)):
+            batch = passing(rows_of(deliveries, broker.traits, options.include_headers), tests)
+            if batch.num_rows:
+                yield batch
+    finally:
+        broker.close()

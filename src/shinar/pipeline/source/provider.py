@@ -1,0 +1,221 @@
+"""`spark.read` / `readStream` / `write` / `writeStream` `.format("shinar")`: Spark's hooks, and nothing else.
+
+Which hook runs where is Spark's business (planning beside the driver, reading and writing on executors, from
+a pickled copy), so these classes hold options only and open everything late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from shinar.errors import Unsupported
+from shinar.pipeline.rows import schema
+from shinar.pipeline.source.archive import Piece, pieces, read_piece
+from shinar.pipeline.source.broker_log import LogPlanner, log_rows
+from shinar.pipeline.source.browse import browsed_rows
+from shinar.pipeline.source.filters import Test, queues_left, usable
+from shinar.pipeline.source.offset_stream import ReplayPlanner, read_rows
+from shinar.pipeline.source.options import (
+    ArchiveOptions,
+    BrowseOptions,
+    LogOptions,
+    StreamOptions,
+    UrlRef,
+    log_options,
+    read_options,
+    stream_options,
+    write_options,
+)
+from shinar.pipeline.source.wal.capture import frozen_rows
+from shinar.pipeline.source.wal.planner import Planner as FrozenPlanner
+from shinar.pipeline.source.writer import ShinarStreamWriter, ShinarWriter
+
+#: JSON, as Spark keeps it in its checkpoint; each planner has its own form.
+Offset = dict[str, Any]
+
+
+class ShinarSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "shinar"
+
+    def schema(self) -> StructType:
+        return schema.SPARK
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        if isinstance(options, ArchiveOptions):
+            return ArchiveReader(options)
+        _refuse_private(options.url)
+        return BrowseReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if "path" in self.options:
+            return Stream(log_options(self.options), LOGGED)
+        options = stream_options(self.options)
+        _refuse_private(options.url)
+        return Stream(options, REPLAYED if options.url.traits().replayable else FROZEN)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ShinarWriter:
+        _refuse_overwrite(overwrite)
+        options = write_options(self.options)
+        _refuse_private(options.url)
+        return ShinarWriter(options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ShinarStreamWriter:
+        options = write_options(self.options)
+        _refuse_private(options.url)
+        return ShinarStreamWriter(options, schema)
+
+
+def _refuse_private(url: UrlRef) -> None:
+    traits = url.traits()
+    if not traits.shared:
+        advice = "Spark's processes each see their own; use a broker they share, such as sqlite:///path"
+        raise Unsupported(traits.name, "be read or written by Spark", advice)
+
+
+def _refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise Unsupported("shinar", "overwrite a queue", 'messages are added; use mode("append")')
+
+
+@dataclass
+class Part(InputPartition):
+    """Spark wants its own class around what a task reads."""
+
+    value: Any
+
+
+class BrowseReader(DataSourceReader):
+    """Looks at a live queue and consumes nothing."""
+
+    def __init__(self, options: BrowseOptions) -> None:
+        self._options = options
+        self._tests: tuple[Test, ...] = ()
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        self._tests = usable(filters)
+        return filters  # Spark applies them again: ours only save work
+
+    def partitions(self) -> list[InputPartition]:
+        traits = self._options.url.traits()
+        if not traits.browse:
+            raise Unsupported(
+                traits.name, "be read without consuming", "use spark.readStream, which freezes what it takes"
+            )
+        return [Part(queue) for queue in queues_left(self._options.queues, self._tests)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:  # Spark's stand-in when there is nothing to read
+            return iter(())
+        return browsed_rows(partition.value, self._options, self._tests)
+
+
+class ArchiveReader(DataSourceReader):
+    def __init__(self, options: ArchiveOptions) -> None:
+        self._options = options
+        self._tests: tuple[Test, ...] = ()
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        self._tests = usable(filters)
+        return filters
+
+    def partitions(self) -> list[InputPartition]:
+        return [Part(piece) for piece in pieces(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        piece: Piece | None = partition.value
+        return iter(()) if piece is None else read_piece(piece, self._tests, self._options.include_headers)
+
+
+class Planner(Protocol):
+    """The driver's half of a stream: which offsets there are, and what the tasks between two of them read."""
+
+    def initial(self) -> Offset: ...
+    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset: ...
+    def fix_target(self) -> None: ...
+    def parts(self, start: Offset, end: Offset) -> Sequence[Any]: ...
+    def finish(self, end: Offset) -> None: ...
+    def latest_known(self) -> Offset: ...
+    def close(self) -> None: ...
+
+
+class Flow(NamedTuple):
+    """One way to stream: who plans, and how a task gets the rows of its part."""
+
+    planner: Callable[[Any], Planner]
+    rows: Callable[[Any, Any], Iterator[pa.RecordBatch]]
+
+
+#: A queue that hands a message out once: every batch is frozen before it is used.
+FROZEN: Final = Flow(FrozenPlanner, frozen_rows)
+#: A broker with offsets: Spark's checkpoint says where we are.
+REPLAYED: Final = Flow(ReplayPlanner, read_rows)
+#: The embedded broker's own log: positions are offsets.
+LOGGED: Final = Flow(LogPlanner, log_rows)
+
+
+class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: StreamOptions | LogOptions, flow: Flow) -> None:
+        self._options = options
+        self._flow = flow
+        #: Opened late: this object is pickled to executors, which only ever `read`.
+        self._planner: Planner | None = None
+
+    def initialOffset(self) -> Offset:
+        return self._plan().initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_records)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._plan().fix_target()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        options = self._options
+        rows: int | None = limit.max_rows if isinstance(limit, ReadMaxRows) else options.max_records
+        size: int | None = limit.max_bytes if isinstance(limit, ReadMaxBytes) else options.max_bytes
+        if isinstance(limit, ReadAllAvailable):
+            rows = size = None
+        return self._plan().latest(start, rows, size)
+
+    def reportLatestOffset(self) -> Offset | None:
+        return self._plan().latest_known()
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        return [Part(part) for part in self._plan().parts(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._flow.rows(partition.value, self._options)
+
+    def commit(self, end: Offset) -> None:
+        self._plan().finish(end)
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+
+    def _plan(self) -> Planner:
+        if self._planner is None:
+            self._planner = self._flow.planner(self._options)
+        return self._planner

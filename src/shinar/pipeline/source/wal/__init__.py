@@ -1,0 +1,1 @@
+"""A write-ahead log that lets Spark replay queues which cannot be replayed."""

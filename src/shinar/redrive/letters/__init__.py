@@ -1,0 +1,1 @@
+"""Dead letters as values: read, grouped, counted."""

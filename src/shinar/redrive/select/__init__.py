@@ -1,0 +1,1 @@
+"""Which dead letters are meant: SQL conditions, fingerprints, ids, time."""

@@ -1,0 +1,1 @@
+"""Sending dead letters back, once."""
