@@ -315,7 +315,7 @@ def _flags(outcome: bytes | str) -> list[bool]:
 
 @functools.cache
 def _source(name: str) -> tuple[str, str]:
-    text = (resources.files("shinar.brokers") / "lua" / f"{name}.lua").read_text("utf-8")
+    text = (resources.files("shinar.brokers.redis") / "lua" / f"{name}.lua").read_text("utf-8")
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
