@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "clock": 0,
     "observe": 0,
+    "printable": 0,
     "durable_files": 0,
     "envelope": 10,
     "phpmq.protocol": 10,
