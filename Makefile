@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup java servers demo test check format lock bench clean
+.PHONY: help setup java servers demo test soak check format lock bench clean
 
 help:
 	@echo "make setup   create .venv with everything, pinned by requirements.lock"
 	@echo "make demo    the whole system on this machine: embedded broker, worker, Spark pipeline, report"
 	@echo "make test    install the test servers and run all tests"
+	@echo "make soak    everything at once for 30 minutes (MINUTES=5), with kills; the sums must be right"
 	@echo "make check   format, lint, types, layers, docs"
 	@echo "make bench   compare with the peers, side by side; prints ratios"
 	@echo "make lock    resolve requirements.lock anew"
@@ -37,6 +38,10 @@ demo: setup java
 
 test: servers
 	$(BIN)/python tests/run.py
+
+MINUTES ?= 30
+soak: servers
+	$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
 check: setup
 	$(BIN)/ruff format --check src tests bench examples
