@@ -219,7 +219,7 @@ def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
 
 
 class Disturb(threading.Thread):
-    """Restarts servers, redrives, and runs one pipeline after another (Spark is large), killing two of three."""
+    """Restarts servers, redrives, and runs one pipeline after another, killing two of three."""
 
     def __init__(self, places: list[Place], stop: threading.Event, seed: int) -> None:
         super().__init__(daemon=True)
