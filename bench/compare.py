@@ -3,8 +3,8 @@
     python bench/compare.py REVISION core.py
     python bench/compare.py REVISION --rounds 2 spark_pipeline.py --rows 300000
 
-Each benchmark prints ratios to a peer or a floor ("27.2x"); those are compared line by line, as medians over the
-rounds. The older commit runs from a temporary worktree with the packages installed here.
+Each benchmark prints ratios to a peer or a floor ("27.2x"); those are compared line by line, as medians over
+the rounds. The older commit runs from a temporary worktree with the packages installed here.
 """
 
 from __future__ import annotations
