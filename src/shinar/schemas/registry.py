@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shinar.errors import ConfigError
+from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
 from shinar.schemas.validate import Validator, check, compile_schema
 
 #: Base address of a registry's folder, for references between its files. Never fetched; a scheme of
@@ -30,6 +31,8 @@ class Entry(msgspec.Struct, frozen=True):
     owner: str = ""
     #: The schema's file as the registry names it; "" when it was given as a value.
     path: str = ""
+    #: Where personal data is marked, in the other files it refers to as well; None: not looked for yet.
+    marks: MarkedSchema | None = None
 
 
 class Registry:
@@ -54,7 +57,7 @@ class Registry:
             entries[entry.urn] = entry
         known = files.known()
         return cls(
-            entries,
+            {urn: files.with_marks(entry) for urn, entry in entries.items()},
             {
                 # By reference, so that the schema's own relative references start at its file.
                 urn: compile_schema({"$ref": _BASE + entry.path}, str(file.parent / entry.path), known)
@@ -65,7 +68,10 @@ class Registry:
     @classmethod
     def of(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Registry:
         """From values: URN -> schema."""
-        entries = {urn: Entry(urn, schema) for urn, schema in schemas.items()}
+        entries = {
+            urn: Entry(urn, schema, marks=compile_marks(schema) if has_marks([schema]) else None)
+            for urn, schema in schemas.items()
+        }
         return cls(entries, {urn: compile_schema(entry.schema, urn) for urn, entry in entries.items()})
 
     def validate(self, urn: str, data: object) -> None:
@@ -113,6 +119,17 @@ class _Files:
                     posixpath.normpath(posixpath.join(posixpath.dirname(path), file.path)), str(target)
                 )
         return document
+
+    def with_marks(self, entry: Entry) -> Entry:
+        """The entry with an index of its marks, so that a wrong one is found at load time."""
+        documents = {_BASE + path: schema for path, schema in self._read.items()}
+        if not has_marks(list(documents.values())):  # `known` has checked that no reference leads elsewhere
+            return msgspec.structs.replace(entry, marks=compile_marks({}))
+        try:
+            marks = MarkedSchema(entry.schema, base=_BASE + entry.path, documents=documents)
+        except ConfigError as exc:
+            raise ConfigError(str(exc), origin=str(self._folder / entry.path)) from None
+        return msgspec.structs.replace(entry, marks=marks)
 
     def known(self) -> Any:
         """All of them by address, for `referencing`; a reference that leads nowhere is found now."""
