@@ -116,7 +116,7 @@ class Message(
         return self.meta.id
 
 
-class Warning(msgspec.Struct, frozen=True):
+class EnvelopeWarning(msgspec.Struct, frozen=True):
     pointer: str
     text: str
 
@@ -133,7 +133,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     reason: Reason = Reason.NONE
     #: RFC 6901 pointer of what `reason` is about; "" for the whole body.
     pointer: str = ""
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[EnvelopeWarning, ...] = ()
 
     @property
     def accepts(self) -> bool:

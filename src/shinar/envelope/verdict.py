@@ -24,12 +24,12 @@ from shinar.envelope.model import (
     MAX_DEPTH,
     SCHEMA_VERSION,
     DeadLetter,
+    EnvelopeWarning,
     Kind,
     Message,
     Meta,
     Reason,
     Verdict,
-    Warning,
     valid_identity,
 )
 
@@ -39,6 +39,11 @@ _HUGE_DIGITS: Final = 309
 _HUGE_BODY: Final = _HUGE_DIGITS + 100
 _HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
 _DIGIT: Final = re.compile(rb"[0-9]")
+#: Nothing shorter can be nested deeper than MAX_DEPTH: each level takes two brackets.
+_DEEP_BODY: Final = 2 * MAX_DEPTH
+#: Levels that are peeled off all at once before brackets are counted one by one.
+_USUAL_LEVELS: Final = 32
+_NEITHER_BRACKET_NOR_QUOTE: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _BRACKET_OR_STRING: Final = re.compile(rb'[\[{]|[\]}]|"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -70,6 +75,7 @@ def read(body: bytes) -> Message | None:
         or message.urn < _PRINTABLE
         or message.trace_id < _PRINTABLE
         or (len(body) > _HUGE_BODY and _has_huge_number(body))
+        or (len(body) > _DEEP_BODY and not _shallow(body))
     ):
         return None
     return message
@@ -105,24 +111,28 @@ class Fault(NamedTuple):
     pointer: str = ""
 
 
-def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[Warning]]:
+def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[EnvelopeWarning]]:
     """`job`, else `urn` (RULES 2.3, 2.4): the identity verbatim, and what to warn about."""
     job, urn = document.get("job"), document.get("urn")
     if valid_identity(job):
-        dropped = [Warning("/urn", "is dropped: job already names the message")] if "urn" in document else []
+        dropped = (
+            [EnvelopeWarning("/urn", "is dropped: job already names the message")]
+            if "urn" in document
+            else []
+        )
         return job, dropped
     warnings = []
     if "job" in document and not isinstance(job, str):
-        warnings.append(Warning("/job", "is not a string and is ignored"))
+        warnings.append(EnvelopeWarning("/job", "is not a string and is ignored"))
     return (urn if valid_identity(urn) else None), warnings
 
 
-def forbidden_in(document: Mapping[str, Any]) -> list[Warning]:
-    found = [Warning("/timestamp", "is forbidden and dropped")] if "timestamp" in document else []
+def forbidden_in(document: Mapping[str, Any]) -> list[EnvelopeWarning]:
+    found = [EnvelopeWarning("/timestamp", "is forbidden and dropped")] if "timestamp" in document else []
     meta = document.get("meta")
     if isinstance(meta, dict):
         found += [
-            Warning(f"/meta/{name}", "is forbidden and dropped")
+            EnvelopeWarning(f"/meta/{name}", "is forbidden and dropped")
             for name in sorted(FORBIDDEN_META & meta.keys())
         ]
     return found
@@ -231,9 +241,20 @@ def _message(identity: str, document: dict[str, Any]) -> Message:
 
 
 def _shallow(body: bytes) -> bool:
-    """Is no value nested deeper than MAX_DEPTH? Counts brackets first, scans only if it must."""
+    """Is every value nested at most MAX_DEPTH levels deep? Asks cheap questions first."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return True
+    text = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    # A string without brackets is two quotes now; where one has brackets, a quote is left over.
+    brackets = text.translate(None, _NEITHER_BRACKET_NOR_QUOTE).replace(b'""', b"")
+    for _ in range(_USUAL_LEVELS):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not brackets:
+            return True
+    return _counted_shallow(body)
+
+
+def _counted_shallow(body: bytes) -> bool:
     depth = 0
     for token in _BRACKET_OR_STRING.finditer(body):
         first = body[token.start()]
