@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import shinar
 from shinar.cli.support.parser import Parser, masked
@@ -27,8 +27,8 @@ INTERRUPTED: Final = 130
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "publish": ("publish", "send messages to a queue, confirmed"),
     "worker": ("worker", "run your handlers over a queue"),
-    "tail": ("tail", "look at the messages of a queue without consuming them"),
-    "inspect": ("inspect", "pretty-print and judge messages from a file or stdin"),
+    "tail": ("tail", "print the messages of a queue without consuming them"),
+    "inspect": ("inspect", "print messages from a file or stdin, and say whether they are valid"),
     "bridge": ("bridge", "move or copy messages between any two brokers"),
     "broker": ("broker.broker", "run and look after the embedded broker"),
     "pipeline": ("lake.pipeline", "queues into tables on Spark"),
@@ -41,8 +41,9 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rates": ("lake.questions", "latency, retry and dead-letter rates"),
     "propose-schemas": ("lake.questions", "propose payload schemas from traffic"),
     "report": ("lake.questions", "write one HTML page from the tables"),
+    "completion": ("completion", "print a completion script for bash, zsh or fish"),
     "doctor": ("doctor", "check Java, Spark, extras and connections"),
-    "config": ("config", "show settings and where they come from"),
+    "config": ("config", "print settings and where they come from"),
 }
 #: Commands that run code of the user.
 OWN_CODE: Final = frozenset({"worker", "pipeline"})
@@ -50,6 +51,25 @@ OWN_CODE: Final = frozenset({"worker", "pipeline"})
 
 def parser(chosen: str | None) -> argparse.ArgumentParser:
     """The whole command line, with details of the chosen command only: the others stay unimported."""
+    top, commands = _top()
+    top.set_defaults(whole_parser=whole_parser)
+    if chosen in COMMANDS:
+        _register(commands, COMMANDS[chosen][0])
+    else:
+        for name, (_, text) in COMMANDS.items():
+            commands.add_parser(name, help=text)
+    return top
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """The command line with the details of every command."""
+    top, commands = _top()
+    for module in dict.fromkeys(module for module, _ in COMMANDS.values()):
+        _register(commands, module)
+    return top
+
+
+def _top() -> tuple[argparse.ArgumentParser, Any]:
     top = Parser(
         prog="shinar",
         description="Polyglot queues in Python, and on Spark.",
@@ -57,14 +77,11 @@ def parser(chosen: str | None) -> argparse.ArgumentParser:
         "Settings: flag, then SHINAR_*, then shinar.toml, then default.",
     )
     top.add_argument("--version", action="version", version=f"shinar {shinar.__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    if chosen in COMMANDS:
-        module = importlib.import_module(f"shinar.cli.commands.{COMMANDS[chosen][0]}")
-        module.register(commands)
-    else:
-        for name, (_, text) in COMMANDS.items():
-            commands.add_parser(name, help=text)
-    return top
+    return top, top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+
+def _register(commands: Any, module: str) -> None:
+    importlib.import_module(f"shinar.cli.commands.{module}").register(commands)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except (OSError, UnicodeError, OverflowError, EOFError, RecursionError) as exc:
         unwritable = _stdout_fails()
-        if unwritable and isinstance(exc, BrokenPipeError):  # `shinar tail … | head`
-            return code
+        if isinstance(exc, BrokenPipeError) and (unwritable or chosen not in OWN_CODE):
+            return code  # `shinar tail … | head`: drivers turn a broken connection into a BrokerError
         if chosen in OWN_CODE and not unwritable:
             raise  # an error of the user's own code is worth its traceback
         what = "stdout" if unwritable else type(exc).__name__
@@ -101,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stdout_fails() -> bool:
-    """Whether stdout is closed or full; what is left for it then goes nowhere, so that nothing stumbles
-    over it again."""
+    """Whether stdout is closed or full. If so, what is still buffered is discarded, so that Python's own
+    flush at exit does not fail again."""
     try:
         sys.stdout.flush()
     except OSError:
