@@ -17,6 +17,7 @@ from typing import Any, Final
 import shinar
 from shinar.cli.support.parser import Parser, masked
 from shinar.errors import Cancelled, ShinarError, UsageError
+from shinar.printable import printable
 
 OK: Final = 0
 FINDINGS: Final = 1
@@ -88,33 +89,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if not word.startswith("-")), None)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # half an emoji in somebody's error text is shown escaped
+        if isinstance(stream, io.TextIOWrapper):  # half an emoji in an error text is printed escaped
             stream.reconfigure(errors="backslashreplace")
-    code: int = OK
     try:
         args = parser(chosen).parse_args(words)
-        code = args.run(args)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except Cancelled as exc:
-        print(f"shinar: {exc}", file=sys.stderr)
+        print(f"shinar: {printable(str(exc))}", file=sys.stderr)
         return INTERRUPTED
     except ShinarError as exc:
-        print(f"shinar: {exc} [{exc.code}]", file=sys.stderr)
+        print(f"shinar: {printable(str(exc))} [{exc.code}]", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except (OSError, UnicodeError, OverflowError, EOFError, RecursionError) as exc:
-        unwritable = _stdout_fails()
-        if isinstance(exc, BrokenPipeError) and (unwritable or chosen not in OWN_CODE):
-            return code  # `shinar tail … | head`: drivers turn a broken connection into a BrokerError
-        if chosen in OWN_CODE and not unwritable:
-            raise  # an error of the user's own code is worth its traceback
-        what = "stdout" if unwritable else type(exc).__name__
-        print(f"shinar: {what}: {masked(str(exc))} [{UsageError.code}]", file=sys.stderr)
-        return FAILED
+        return _failed(exc, own_code=chosen in OWN_CODE)
     finally:
         _stdout_fails()
+
+
+def _failed(exc: Exception, *, own_code: bool) -> int:
+    """The exit code of an error that is not ours, after a sentence about it."""
+    unwritable = _stdout_fails()
+    if isinstance(exc, BrokenPipeError) and (unwritable or not own_code):
+        return OK  # `shinar tail … | head`: drivers turn a broken connection into a BrokerError
+    if own_code and not unwritable:
+        raise exc  # an error of the user's own code is worth its traceback
+    what = "stdout" if unwritable else type(exc).__name__
+    print(f"shinar: {what}: {printable(masked(str(exc)))} [{UsageError.code}]", file=sys.stderr)
+    return FAILED
 
 
 def _stdout_fails() -> bool:

@@ -18,11 +18,14 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from shinar.envelope.model import (
+    CORE_META,
     FORBIDDEN_META,
+    FORBIDDEN_TOP,
     INT64_MAX,
     INT64_MIN,
     MAX_DEPTH,
     SCHEMA_VERSION,
+    TOP_LEVEL,
     DeadLetter,
     EnvelopeWarning,
     Kind,
@@ -208,36 +211,39 @@ def _first_missing(document: dict[str, Any]) -> str | None:
 
 
 def _message(identity: str, document: dict[str, Any]) -> Message:
-    meta = document.get("meta") or {}
     block = document.get("dead_letter")
-    unknown = {
-        k: v
-        for k, v in document.items()
-        if k not in ("job", "urn", "trace_id", "data", "meta", "attempts", "dead_letter", "timestamp")
-    }
-    unknown_meta = {
-        k: v for k, v in meta.items() if k not in Meta.__struct_fields__ and k not in FORBIDDEN_META
-    }
-    if "extra" in meta:  # a vendor may use the name our field has
-        unknown_meta["extra"] = meta["extra"]
+    unknown = {name: value for name, value in document.items() if name not in _KNOWN_TOP}
     return Message(
         urn=identity,
         trace_id=document.get("trace_id") or "",
         data=document.get("data") or {},
-        meta=Meta(
-            id=meta.get("id") or "",
-            queue=meta.get("queue") or "",
-            lang=meta.get("lang") or "",
-            schema_version=meta.get("schema_version") or 0,
-            created_at=meta.get("created_at") or 0,
-            extra=unknown_meta or None,
-        ),
+        meta=_meta(document.get("meta") or {}),
         attempts=document.get("attempts") or 0,
-        dead_letter=None
-        if block is None
-        else DeadLetter(**{k: block.get(k) for k in DeadLetter.__struct_fields__}),
+        dead_letter=None if block is None else _dead_letter(block),
         extra=unknown or None,
     )
+
+
+#: Members that become fields, and those that decoding drops.
+_KNOWN_TOP: Final = TOP_LEVEL | FORBIDDEN_TOP
+
+
+def _meta(meta: dict[str, Any]) -> Meta:
+    unknown = {
+        name: value for name, value in meta.items() if name not in CORE_META and name not in FORBIDDEN_META
+    }
+    return Meta(
+        id=meta.get("id") or "",
+        queue=meta.get("queue") or "",
+        lang=meta.get("lang") or "",
+        schema_version=meta.get("schema_version") or 0,
+        created_at=meta.get("created_at") or 0,
+        extra=unknown or None,
+    )
+
+
+def _dead_letter(block: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(**{name: block.get(name) for name in DeadLetter.__struct_fields__})
 
 
 def _shallow(body: bytes) -> bool:
