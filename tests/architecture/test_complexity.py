@@ -1,5 +1,6 @@
-"""No function has more than 15 paths, counted as radon counts them: branches, loops, handlers, boolean operators,
-conditional expressions, comprehensions and their conditions, assertions, match cases, and whatever is nested."""
+"""No function has more than 15 paths, counted as radon counts them: branches, loops, handlers, boolean
+operators, conditional expressions, comprehensions and their conditions, assertions, match cases, and whatever
+is nested."""
 
 from __future__ import annotations
 
