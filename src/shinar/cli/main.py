@@ -20,7 +20,6 @@ from shinar.errors import Cancelled, ShinarError, UsageError
 from shinar.printable import printable
 
 OK: Final = 0
-FINDINGS: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
 
