@@ -198,7 +198,7 @@ def _slice(body: bytes, member: Member) -> bytes:
 
 
 def _splicable(body: bytes) -> bool:
-    """One strict JSON object, no lone surrogate, no `dead_letter` of its own (RULES chapter 7)."""
+    """One strict JSON object, no lone surrogate, no `dead_letter` of its own (contract rule 7.1)."""
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         return False
     try:

@@ -2,7 +2,7 @@
 
 Two paths, one answer. The fast one decodes a canonical envelope with one typed msgspec call. It
 refuses everything unusual (unknown members, nulls, odd types, lone surrogates), and whatever it
-refuses goes down the exact path, which follows the contract's chapters 2 and 5 step by step.
+refuses goes down the exact path, which follows contract chapters 2 and 5 step by step.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Fault(NamedTuple):
 
 
 def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[EnvelopeWarning]]:
-    """`job`, else `urn` (RULES 2.3, 2.4): the identity verbatim, and what to warn about."""
+    """`job`, else `urn` (contract rules 2.3 and 2.4): the identity verbatim, and what to warn about."""
     job, urn = document.get("job"), document.get("urn")
     if valid_identity(job):
         dropped = (
@@ -168,7 +168,7 @@ def _examine(body: bytes) -> Verdict:
 
 _DICT_OR_NULL: Final = (dict, NoneType)
 _TEXT_OR_NULL: Final = (str, NoneType)
-#: Where the known members are and what they may be, besides null (RULES chapter 5, step 4).
+#: Where the known members are and what they may be, besides null (contract rule 5.2).
 _MEMBER_TYPES: Final = (
     # block, string members, int64 members
     ("", ("trace_id",), ("attempts",)),
@@ -198,7 +198,7 @@ def _int64_or_null(value: object) -> bool:
 
 
 def _first_missing(document: dict[str, Any]) -> str | None:
-    """Pointer of the first member the strict consumer gate misses (RULES 2.7)."""
+    """Pointer of the first member the strict consumer gate misses (contract rule 2.7)."""
     if not valid_identity(document.get("trace_id")):
         return "/trace_id"
     if document.get("data") is None:
