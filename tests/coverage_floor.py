@@ -3,7 +3,7 @@
     python tests/coverage_floor.py              compare .cache/coverage/report.json with the floors
     python tests/coverage_floor.py --show       print the figures only
 
-A floor is what was measured, less a little for what depends on timing. Raise it when tests are added; lowering
+A floor is what was measured, less a little for timing. Raise it when tests are added; lowering
 one needs a reason in its line.
 """
 
