@@ -108,7 +108,7 @@ def _encoded(value: Message | dict[str, Any]) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError as exc:
         raise ContractError(
-            f"the text {exc.object!r:.60} holds a lone surrogate and is not Unicode"
+            f"the text {exc.object!r:.60} contains a lone surrogate and is not Unicode; remove it"
         ) from None
     except TypeError as exc:
         raise ContractError(
@@ -177,7 +177,7 @@ def _stripped(urn: object) -> str:
 
 
 class _Ids:
-    """Version 4 UUIDs in store, never shared between a process and its fork."""
+    """A stock of version 4 UUIDs; a fork starts with an empty one, so no id is used twice."""
 
     def __init__(self) -> None:
         self.forget()

@@ -1,5 +1,5 @@
 """What may stand in a payload. `check_json` is the gate every message passes; `check_strict`
-is the producer's optional, sharper look for payloads that every language must read alike."""
+is the producer's optional, stricter check for payloads that every language must read alike."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def _check_text(where: str, text: str) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise ContractError("holds a lone surrogate and is not Unicode text", pointer=where) from None
+            raise ContractError(
+                "contains a lone surrogate and is not Unicode text; remove it", pointer=where
+            ) from None
     if _DATE_LIKE.match(text) and not _RFC3339.fullmatch(text):
         raise ContractError(
             f"{text[:40]!r} looks like a time but is not RFC 3339; write 2026-01-31T12:00:00Z "

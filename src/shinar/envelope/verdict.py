@@ -1,4 +1,4 @@
-"""`judge`: the only place that says what a body is. Pure, never raises, bounded in depth.
+"""`judge` decides what a body is; nothing else does. Pure, never raises, bounded in depth.
 
 Two paths, one answer. The fast one decodes a canonical envelope with one typed msgspec call. It
 refuses everything unusual (unknown members, nulls, odd types, lone surrogates), and whatever it
@@ -36,9 +36,9 @@ from shinar.envelope.model import (
     valid_identity,
 )
 
-#: A double holds no integer of this many digits.
+#: No double can represent an integer of this many digits.
 _HUGE_DIGITS: Final = 309
-#: Nothing shorter can hold such a number next to the members a canonical envelope must have.
+#: Nothing shorter has room for such a number next to the members a canonical envelope must have.
 _HUGE_BODY: Final = _HUGE_DIGITS + 100
 _HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
 _DIGIT: Final = re.compile(rb"[0-9]")
@@ -85,7 +85,7 @@ def read(body: bytes) -> Message | None:
 
 
 def classify(body: bytes) -> Literal["ok", "no_identity", "poison"]:
-    """The three-way answer of the contract's chapter 5; a version we do not speak is still `ok`."""
+    """The three-way answer of the contract's chapter 5; another version is still `ok`."""
     kind = judge(body).kind
     if kind is Kind.POISON:
         return "poison"
@@ -93,7 +93,7 @@ def classify(body: bytes) -> Literal["ok", "no_identity", "poison"]:
 
 
 def parse_strict(body: bytes) -> Any:
-    """One strict JSON value, or a Fault. Numbers that no double holds are a Fault too."""
+    """One strict JSON value, or a Fault. A number that no double can represent is a Fault too."""
     if not _shallow(body):
         return Fault(Reason.TOO_DEEP)
     try:

@@ -187,7 +187,7 @@ def _walk(schemas: tuple[Any, ...], value: Any, path: Path, walk: _Walk) -> Any:
             for index, item in enumerate(value)
         ]
     if not isinstance(value, _SCALARS):
-        # An object of the caller's own (a dataclass, say) may hold marked values that cannot be seen here.
+        # An object of the caller's own (a dataclass, say) may contain marked values that cannot be seen here.
         raise ContractError(
             f"{type(value).__name__} is not JSON; convert it to a dict or a list first",
             pointer=pointer(("data", *path)),

@@ -24,7 +24,7 @@ Schema = Mapping[str, Any]
 Documents = Mapping[str, Schema]
 
 #: Keywords with subschemas that govern the same value as the schema they belong to. Those that draft-07 does
-#: not have (`dependentSchemas`, …) are followed as well: a mark there was meant.
+#: not have (`dependentSchemas`, …) are followed as well: a mark under them is intentional.
 _SAME_VALUE_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_VALUE: Final = ("if", "then", "else", "not")
 _SAME_VALUE_MAPS: Final = ("dependencies", "dependentSchemas")

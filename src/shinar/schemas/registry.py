@@ -1,4 +1,4 @@
-"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is free.
+"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is not validated.
 
     {"schemas": [{"urn": "urn:babel:orders:created", "schema": "orders/created.json", "owner": "shop"}]}
 
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    """Hand `registry.validate` to a producer or a worker. Immutable, safe to share by threads."""
+    """Hand `registry.validate` to a producer or a worker. Immutable, and safe to use from several threads."""
 
     def __init__(self, entries: Mapping[str, Entry], validators: Mapping[str, Validator]) -> None:
         self._entries = dict(entries)
@@ -47,7 +47,7 @@ class Registry:
         file = Path(path)
         listed = _read(file, "registry").get("schemas")
         if not isinstance(listed, list):
-            raise ConfigError('needs a list under "schemas"', setting="registry", origin=str(file))
+            raise ConfigError('must have a list under "schemas"', setting="registry", origin=str(file))
         files = _Files(file.parent)
         entries: dict[str, Entry] = {}
         for index, row in enumerate(listed):
@@ -108,7 +108,9 @@ class _Files:
             return self._read[path]
         target = (self._folder / path).resolve()
         if Path(path).is_absolute() or not target.is_relative_to(self._folder.resolve()):
-            raise ConfigError(f"{path!r} leaves the registry's folder", setting="schema", origin=origin)
+            raise ConfigError(
+                f"{path!r} is outside of the registry's folder", setting="schema", origin=origin
+            )
         document = self._read[path] = _read(target, "schema")
         compile_schema(document, str(target))
         for reference in _references(document):
@@ -132,7 +134,7 @@ class _Files:
         return msgspec.structs.replace(entry, marks=marks)
 
     def known(self) -> Any:
-        """All of them by address, for `referencing`; a reference that leads nowhere is found now."""
+        """All of them by address, for `referencing`; a broken reference is found now."""
         from referencing import Registry as Resources
         from referencing.exceptions import Unresolvable
         from referencing.jsonschema import DRAFT7
@@ -146,7 +148,9 @@ class _Files:
                     resolver.lookup(reference)
                 except Unresolvable:
                     raise ConfigError(
-                        f"{reference!r} leads nowhere", setting="$ref", origin=str(self._folder / path)
+                        f"{reference!r} does not lead to a schema",
+                        setting="$ref",
+                        origin=str(self._folder / path),
                     ) from None
         return found
 
@@ -165,11 +169,11 @@ def _references(node: Any) -> Iterator[str]:
 
 def _entry(row: object, origin: str, files: _Files) -> Entry:
     if not isinstance(row, dict):
-        raise ConfigError("an entry is a JSON object", setting="registry", origin=origin)
+        raise ConfigError("an entry must be a JSON object", setting="registry", origin=origin)
     urn, path, owner = row.get("urn"), row.get("schema"), row.get("owner", "")
     for name, value in (("urn", urn), ("schema", path)):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f'needs a text under "{name}"', setting="registry", origin=origin)
+            raise ConfigError(f'must have a text under "{name}"', setting="registry", origin=origin)
     return Entry(
         str(urn), files.schema(str(path), origin), owner if isinstance(owner, str) else "", str(path)
     )

@@ -1,4 +1,4 @@
-"""New messages: from parts, from typed objects, following others; and every refusal names its place."""
+"""New messages: from parts, from typed objects, following others; and every refusal has its pointer."""
 
 from __future__ import annotations
 

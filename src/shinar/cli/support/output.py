@@ -1,4 +1,4 @@
-"""What commands share: flags, output, progress. Results go to stdout, everything else to stderr."""
+"""Flags, output and progress that all commands have. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def colours() -> bool:
 
 
 class Stopper:
-    """The first signal lets what is in hand finish, the second ends it at once."""
+    """The first signal lets the current batch finish; the second stops at once."""
 
     def __init__(self, stop: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
         self._stop_it, self._quiet = stop, quiet
@@ -151,7 +151,7 @@ class Stopper:
         self.asked = True
         self._stop_it()
         if not self._quiet:
-            print("\nstopping after the batch in hand; once more to stop at once", file=sys.stderr)
+            print("\nstopping after the current batch; press Ctrl-C again to stop at once", file=sys.stderr)
 
 
 class Progress:

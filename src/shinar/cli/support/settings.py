@@ -161,7 +161,7 @@ def _require_known(name: str, origin: str) -> None:
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"there is no such setting{hint}", setting=name, origin=origin)
+        raise ConfigError(f"unknown setting{hint}", setting=name, origin=origin)
 
 
 def _read(name: str, text: str, origin: str) -> Any:
