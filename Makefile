@@ -4,14 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup java servers demo test soak check format lock bench clean
+.PHONY: help setup java servers demo test soak check docs coverage format lock bench clean
 
 help:
 	@echo "make setup   create .venv with everything, pinned by requirements.lock"
 	@echo "make demo    the whole system on this machine: embedded broker, worker, Spark pipeline, report"
 	@echo "make test    install the test servers and run all tests"
 	@echo "make soak    everything at once for 30 minutes (MINUTES=5), with kills; the sums must be right"
-	@echo "make check   format, lint, types, layers, docs"
+	@echo "make check   format, lint, types, dead code, architecture, public surface, docs"
+	@echo "make docs    build the documentation site into .cache/site, strictly"
+	@echo "make coverage  run all tests under coverage and compare with the floors"
 	@echo "make bench   compare with the peers, side by side; prints ratios"
 	@echo "make lock    resolve requirements.lock anew"
 
@@ -43,15 +45,29 @@ MINUTES ?= 30
 soak: servers
 	$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
-check: setup
-	$(BIN)/ruff format --check src tests bench examples
-	$(BIN)/ruff check src tests bench examples
+# Architecture covers layers, complexity, dead code (vulture) and the public surface (mypy and pyright on tests/typing).
+check: setup docs
+	$(BIN)/ruff format --check src tests bench examples docs
+	$(BIN)/ruff check src tests bench examples docs
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/architecture tests/docs
 
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@echo "the documentation is in .cache/site/index.html"
+
+# Subprocesses are measured too: pyproject.toml, tool.coverage.
+coverage: servers
+	mkdir -p .cache/coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run tests/run.py
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage json -q -o .cache/coverage/report.json
+	$(BIN)/python tests/coverage_floor.py
+
 format: setup
-	$(BIN)/ruff format src tests bench examples
-	$(BIN)/ruff check --fix src tests bench examples
+	$(BIN)/ruff format src tests bench examples docs
+	$(BIN)/ruff check --fix src tests bench examples docs
 
 lock: setup
 	$(BIN)/uv pip compile -q pyproject.toml --all-extras --group dev --universal --python-version 3.11 \

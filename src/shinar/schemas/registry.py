@@ -1,4 +1,4 @@
-"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is free.
+"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is not validated.
 
     {"schemas": [{"urn": "urn:babel:orders:created", "schema": "orders/created.json", "owner": "shop"}]}
 
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shinar.errors import ConfigError
+from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
 from shinar.schemas.validate import Validator, check, compile_schema
 
 #: Base address of a registry's folder, for references between its files. Never fetched; a scheme of
@@ -30,10 +31,12 @@ class Entry(msgspec.Struct, frozen=True):
     owner: str = ""
     #: The schema's file as the registry names it; "" when it was given as a value.
     path: str = ""
+    #: Where personal data is marked, in the other files it refers to as well; None: not looked for yet.
+    marks: MarkedSchema | None = None
 
 
 class Registry:
-    """Hand `registry.validate` to a producer or a worker. Immutable, safe to share by threads."""
+    """Hand `registry.validate` to a producer or a worker. Immutable, and safe to use from several threads."""
 
     def __init__(self, entries: Mapping[str, Entry], validators: Mapping[str, Validator]) -> None:
         self._entries = dict(entries)
@@ -44,7 +47,7 @@ class Registry:
         file = Path(path)
         listed = _read(file, "registry").get("schemas")
         if not isinstance(listed, list):
-            raise ConfigError('needs a list under "schemas"', setting="registry", origin=str(file))
+            raise ConfigError('must have a list under "schemas"', setting="registry", origin=str(file))
         files = _Files(file.parent)
         entries: dict[str, Entry] = {}
         for index, row in enumerate(listed):
@@ -54,7 +57,7 @@ class Registry:
             entries[entry.urn] = entry
         known = files.known()
         return cls(
-            entries,
+            {urn: files.with_marks(entry) for urn, entry in entries.items()},
             {
                 # By reference, so that the schema's own relative references start at its file.
                 urn: compile_schema({"$ref": _BASE + entry.path}, str(file.parent / entry.path), known)
@@ -65,7 +68,10 @@ class Registry:
     @classmethod
     def of(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Registry:
         """From values: URN -> schema."""
-        entries = {urn: Entry(urn, schema) for urn, schema in schemas.items()}
+        entries = {
+            urn: Entry(urn, schema, marks=compile_marks(schema) if has_marks([schema]) else None)
+            for urn, schema in schemas.items()
+        }
         return cls(entries, {urn: compile_schema(entry.schema, urn) for urn, entry in entries.items()})
 
     def validate(self, urn: str, data: object) -> None:
@@ -102,7 +108,9 @@ class _Files:
             return self._read[path]
         target = (self._folder / path).resolve()
         if Path(path).is_absolute() or not target.is_relative_to(self._folder.resolve()):
-            raise ConfigError(f"{path!r} leaves the registry's folder", setting="schema", origin=origin)
+            raise ConfigError(
+                f"{path!r} is outside of the registry's folder", setting="schema", origin=origin
+            )
         document = self._read[path] = _read(target, "schema")
         compile_schema(document, str(target))
         for reference in _references(document):
@@ -114,8 +122,19 @@ class _Files:
                 )
         return document
 
+    def with_marks(self, entry: Entry) -> Entry:
+        """The entry with an index of its marks, so that a wrong one is found at load time."""
+        documents = {_BASE + path: schema for path, schema in self._read.items()}
+        if not has_marks(list(documents.values())):  # `known` has checked that no reference leads elsewhere
+            return msgspec.structs.replace(entry, marks=compile_marks({}))
+        try:
+            marks = MarkedSchema(entry.schema, base=_BASE + entry.path, documents=documents)
+        except ConfigError as exc:
+            raise ConfigError(str(exc), origin=str(self._folder / entry.path)) from None
+        return msgspec.structs.replace(entry, marks=marks)
+
     def known(self) -> Any:
-        """All of them by address, for `referencing`; a reference that leads nowhere is found now."""
+        """All of them by address, for `referencing`; a broken reference is found now."""
         from referencing import Registry as Resources
         from referencing.exceptions import Unresolvable
         from referencing.jsonschema import DRAFT7
@@ -129,7 +148,9 @@ class _Files:
                     resolver.lookup(reference)
                 except Unresolvable:
                     raise ConfigError(
-                        f"{reference!r} leads nowhere", setting="$ref", origin=str(self._folder / path)
+                        f"{reference!r} does not lead to a schema",
+                        setting="$ref",
+                        origin=str(self._folder / path),
                     ) from None
         return found
 
@@ -148,11 +169,11 @@ def _references(node: Any) -> Iterator[str]:
 
 def _entry(row: object, origin: str, files: _Files) -> Entry:
     if not isinstance(row, dict):
-        raise ConfigError("an entry is a JSON object", setting="registry", origin=origin)
+        raise ConfigError("an entry must be a JSON object", setting="registry", origin=origin)
     urn, path, owner = row.get("urn"), row.get("schema"), row.get("owner", "")
     for name, value in (("urn", urn), ("schema", path)):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f'needs a text under "{name}"', setting="registry", origin=origin)
+            raise ConfigError(f'must have a text under "{name}"', setting="registry", origin=origin)
     return Entry(
         str(urn), files.schema(str(path), origin), owner if isinstance(owner, str) else "", str(path)
     )

@@ -1,4 +1,4 @@
-"""`shinar doctor`: is everything there to run this? Java, Spark, extras, and a broker if given."""
+"""`shinar doctor`: checks what Shinar needs to run: Python, extras, Java, and the brokers given."""
 
 from __future__ import annotations
 
@@ -37,15 +37,25 @@ class Check(NamedTuple):
     name: str
     ok: bool
     text: str
-    #: False: good to have, but nothing asked for is broken without it.
+    #: False: optional, so a failed check does not fail the command.
     needed: bool = True
+
+
+EXAMPLES = """examples:
+  shinar doctor
+  shinar doctor redis://localhost/orders phpmq://localhost:9100
+The exit code is 1 when a check fails that something needs; a missing extra alone is not a failure.
+"""
 
 
 def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="check Java, Spark, extras and connections"
+        "doctor",
+        help="check Java, Spark, extras and connections",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", nargs="*", help="broker URLs to connect to")
+    parser.add_argument("url", nargs="*", help="brokers to connect to")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -91,7 +101,7 @@ def _broker(text: str, settings: Settings) -> Check:
     from shinar.brokers import connect, parse
 
     try:
-        url = with_token(parse(text), settings)
+        url = with_token(parse(text), settings, typed=True)
         broker = connect(url)
         try:
             depth = broker.depth(url.queue) if url.queue else None

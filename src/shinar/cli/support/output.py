@@ -1,4 +1,4 @@
-"""What commands share: flags, output, progress. Results go to stdout, everything else to stderr."""
+"""Flags, output and progress that all commands have. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.support.settings import SETTINGS, Settings, resolve
+from shinar.cli.support.settings import FILE, SETTINGS, Settings, resolve
 from shinar.errors import ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.brokers import BrokerUrl
+    from shinar.brokers.url import PathRule
 
 #: How a URL in the ledger shows that there was a secret.
 MASK: Final = "***"
@@ -38,8 +40,8 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
-    parser.add_argument("--quiet", action="store_true", help="no progress, no summary on stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no summary on stderr")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -56,16 +58,43 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     url = with_token(parse(text), settings)
     queue = settings["queue"] or url.queue
     if not queue:
-        raise ConfigError("name one in the URL (scheme://host/queue) or with --queue", setting="queue")
+        raise ConfigError(f"name one in the URL ({_form(url)}) or with --queue", setting="queue")
     return url, queue
 
 
-def with_token(url: BrokerUrl, settings: Settings) -> BrokerUrl:
-    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own."""
+#: How a URL of each path rule names its queue.
+_FORMS: Final[dict[PathRule, str]] = {
+    "queue": "{}://host/queue",
+    "number": "{}://host/queue",
+    "optional": "{}://host/queue",
+    "first": "{}://host/database/queue",
+    "file": "{}:///path/to/file?queue=name",
+}
+
+
+def _form(url: BrokerUrl) -> str:
+    from shinar.brokers.registry import ROWS
+
+    return _FORMS[ROWS[url.scheme].path].format(url.scheme)
+
+
+def with_token(url: BrokerUrl, settings: Settings, *, typed: bool = False) -> BrokerUrl:
+    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own.
+
+    Args:
+        typed: The URL was typed on the command line, whatever the settings say.
+    """
     if not settings["token"] or not url.scheme.startswith("phpmq"):
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url
+    if not typed and settings.chosen_by_user("token") and not settings.chosen_by_user("url"):
+        raise ConfigError(
+            f"is not sent to {url}, because only {FILE} in the working directory names that server; "
+            f"give the URL on the command line or in SHINAR_URL, or name the file in SHINAR_CONFIG",
+            setting="token",
+            origin=settings.origin("token"),
+        )
     return replace(url, options=MappingProxyType({**url.options, "token": settings["token"]}))
 
 
@@ -75,17 +104,18 @@ def emit(value: object) -> None:
 
 
 def as_line(value: object, encoding: str | None) -> str:
-    """JSON in the stream's own characters, escaped where they cannot be written (half an emoji)."""
+    """JSON in the stream's own characters; all escaped where some cannot be written (half an emoji) or could
+    disturb a terminal (C1 controls, bidirectional marks)."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     try:
         text.encode(encoding or "utf-8")
     except UnicodeEncodeError:
         return json.dumps(value, default=str)
-    return text
+    return text if printable(text) == text else json.dumps(value, default=str)
 
 
 def time_text(at_ms: int | None) -> str:
-    """UTC, or the number itself where it is no time (somebody writes nanoseconds)."""
+    """UTC, or the number itself where it cannot be a time (some producers write nanoseconds)."""
     if at_ms is None:
         return "-"
     try:
@@ -99,7 +129,7 @@ def colours() -> bool:
 
 
 class Stopper:
-    """The first signal lets what is in hand finish, the second ends it at once."""
+    """The first signal lets the current batch finish; the second stops at once."""
 
     def __init__(self, stop: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
         self._stop_it, self._quiet = stop, quiet
@@ -121,7 +151,7 @@ class Stopper:
         self.asked = True
         self._stop_it()
         if not self._quiet:
-            print("\nstopping after the batch in hand; once more to stop at once", file=sys.stderr)
+            print("\nstopping after the current batch; press Ctrl-C again to stop at once", file=sys.stderr)
 
 
 class Progress:

@@ -42,7 +42,6 @@ class LineState(StrEnum):
     FAILED = "failed"
 
 
-OPEN: Final = (LineState.PLANNED, LineState.INTENT)
 SENT: Final = (LineState.PUBLISHED, LineState.ACKED)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shinar.envelope import judge, uuid4
+from shinar.envelope import fresh_id, judge
 from shinar.envelope.text import Member, scan_object
 from shinar.errors import ConfigError, ContractError
 from shinar.redrive.letters.letter import Letter
@@ -41,7 +41,7 @@ class Patch:
             if not isinstance(changed, dict):
                 raise ContractError("the patch function did not return an object", pointer="/data")
             body = _replaced(body, ("data",), msgspec.json.encode(changed))
-        new_id = new_id or uuid4()
+        new_id = new_id or fresh_id()
         return _replaced(body, ("meta", "id"), msgspec.json.encode(new_id)), new_id
 
 
