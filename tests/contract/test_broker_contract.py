@@ -125,6 +125,22 @@ def test_release_hands_back_the_same_bytes_and_headers(case: Case) -> None:
     assert nothing_left(broker, case.queue)
 
 
+def test_what_nobody_began_to_handle_goes_back_as_if_it_had_never_been_handed_out(case: Case) -> None:
+    broker = case.connect()
+    broker.publish(case.queue, outgoing(2))
+    held = take(broker, case.queue, 2)
+    assert broker.release(held, count=False) == ()
+    again = take(broker, case.queue, 2)
+    assert sorted(d.body for d in again) == sorted(d.body for d in held)
+    if broker.traits.release_uncounted:
+        assert {d.native_count for d in again} == {broker.traits.count_base}
+    elif broker.traits.count_base is not None:
+        counts = {d.native_count for d in again}
+        assert counts == {broker.traits.count_base + 1}, "the trait says that it cannot be taken back"
+    broker.ack(again)
+    assert nothing_left(broker, case.queue)
+
+
 def test_a_delayed_message_comes_late_but_comes(case: Case) -> None:
     if not case.traits.delay:
         pytest.skip("no delay")

@@ -47,6 +47,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         gate_property="bq_schema_version",
         attempts_property="bq_attempts",
+        release_uncounted=True,
         depth=url.flag("management", True),
     )
 
@@ -110,7 +111,7 @@ class ArtemisBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle(deliveries, ACCEPTED)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if checked_delay_s(BROKER, delay_s) <= 0:
             return self._settle(deliveries, RELEASED)
         due_ms = self._clock.epoch_ms() + round(delay_s * 1000)

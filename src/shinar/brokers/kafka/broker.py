@@ -70,6 +70,7 @@ def traits(url: BrokerUrl) -> Traits:
         # Kafka orders within a partition only.
         ordered=url.option("partitions") == "1",
         attempts="property",
+        release_uncounted=True,
         gate_property="bq-schema-version",
         poison_without_dlq="retry" if tiers_ms else "drop",
     )
@@ -129,7 +130,7 @@ class KafkaBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._by_feed(deliveries, Feed.finish)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if delay_s <= 0:
             return self._by_feed(deliveries, Feed.put_back)
         if not self._settings.tiers_ms or _ms(delay_s) > self._settings.tiers_ms[-1]:

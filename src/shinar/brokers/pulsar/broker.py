@@ -137,7 +137,7 @@ class PulsarBroker:
                 delivery.receipt.consumer.acknowledge(delivery.receipt.message)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         held = self._held(deliveries)
         if checked_delay_s(BROKER, delay_s) > 0:
             for queue in {delivery.queue for delivery in held}:

@@ -52,6 +52,7 @@ def traits(url: BrokerUrl) -> Traits:
         max_delay_s=MAX_DELAY_S,
         count_base=0 if _queue_type(url) == "quorum" else None,
         release_to="front" if _queue_type(url) == "quorum" else "place",
+        release_uncounted=_queue_type(url) == "classic",
         marks_redelivery=True,
         browse=False,
     )
@@ -243,7 +244,7 @@ class RabbitBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle(deliveries)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if delay_s <= 0:
             return self._settle(deliveries, requeue=True)
         held, lapsed = self._split(deliveries)

@@ -97,6 +97,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=True,
         atomic_move=not chosen.hash_tags,
         release_to="back",
+        release_uncounted=True,
         poison_without_dlq="dead_letter",
     )
 
@@ -224,7 +225,7 @@ class RedisBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle([(delivery, None) for delivery in deliveries])
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         delay = delay_s if delay_s > 0 else None
         return self._settle([(delivery, Write(delivery.receipt.raw, delay)) for delivery in deliveries])
 

@@ -224,7 +224,7 @@ class ServiceBusBroker:
         self._completed.update(delivery.receipt[0] for delivery in left if delivery.receipt not in gone)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if checked_delay_s(wire.BROKER, delay_s) <= 0:
             return self._each_receiver(deliveries, partial(settle, "abandoned"))
         now_s = self._clock.epoch_s()

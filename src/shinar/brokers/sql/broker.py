@@ -50,6 +50,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=True,
         atomic_move=True,
         release_counts=True,
+        release_uncounted=True,
         release_to="back",
     )
 
@@ -151,9 +152,10 @@ class SqlBroker:
                     late += [group[int(row[0])] for row in cursor.fetchall()]
         return tuple(late)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         available_ms = self._database.now_ms() + round(delay_s * 1000)
-        return self._change(deliveries, self._sql.release, available_ms)
+        statement = self._sql.release if count else self._sql.release_uncounted
+        return self._change(deliveries, statement, available_ms)
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         return self._change(deliveries, self._sql.extend, self._database.now_ms() + round(lease_s * 1000))

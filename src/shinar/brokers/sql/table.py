@@ -43,6 +43,7 @@ class Statements:
     present: str
     held: str
     release: str
+    release_uncounted: str
     extend: str
     remove: str
     ready: str
@@ -75,6 +76,8 @@ class Statements:
             "present": f"SELECT id FROM {table} WHERE id {{in_list}}",
             "held": f"SELECT id FROM {table} WHERE token = %s AND id {{in_list}} {{lock}}",
             "release": f"UPDATE {table} SET token = NULL, available_at = %s WHERE id {{in_list}}",
+            "release_uncounted": f"UPDATE {table} SET token = NULL, available_at = %s, "
+            "deliveries = deliveries - 1 WHERE id {in_list}",
             "extend": f"UPDATE {table} SET available_at = %s WHERE id {{in_list}}",
             "remove": f"DELETE FROM {table} WHERE id {{in_list}}",
             "ready": f"SELECT COUNT(*) FROM {table} WHERE queue = %s AND available_at <= %s",

@@ -267,7 +267,7 @@ class SqsBroker:
         self._deleted.update(delivery.receipt for delivery in left if delivery.receipt not in gone)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         hidden_s = release_visibility_s(delay_s)
         if hidden_s < delay_s:
             log.warning("sqs holds a message back for %d s at most; asked for %g s", hidden_s, delay_s)
