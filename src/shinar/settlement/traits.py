@@ -57,6 +57,9 @@ class Traits:
     attempts: AttemptsRule = "body"
     #: What the broker's own count says on the first delivery; None when it has no count.
     count_base: int | None = None
+    #: Where there is a count: it grows by one for every consumer that died with the message in hand, so it
+    #: bounds a message that kills its workers. False where such a death may go uncounted.
+    crash_counts: bool = True
     #: `Delivery.redelivered` is filled: a broker without a count, but with a mark.
     marks_redelivery: bool = False
     #: Name of the property that carries the schema version; None where there is no gate.
