@@ -23,6 +23,7 @@ from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.envelope import build, encode
 from shinar.errors import ShinarError, Unsupported
 
+TESTS = str(Path(__file__).parents[1])
 #: A delay of two seconds, where the broker counts in whole ones; and a little for its clock.
 LEAST_OF_TWO_S = 0.9
 
@@ -231,7 +232,7 @@ def test_the_native_count_has_grown_after_a_consumer_was_killed(case: Case) -> N
     for kills in (1, 2):
         done = subprocess.run(
             [sys.executable, "-c", KILLED_CONSUMER, with_options(case.url, *short), case.queue],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((TESTS, os.environ["PYTHONPATH"]))},
             capture_output=True,
             text=True,
             timeout=90,

@@ -35,7 +35,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     #: Out-of-band headers (traceparent, bq-replay-bypass, the user's own). Contract names are not in here.
     headers: Mapping[str, str] = {}
-    #: Ordering key: Kafka's record key, SQS FIFO's group, Service Bus's session.
+    #: Ordering key: a record's key, a message group, a session.
     key: bytes | None = None
     delay_s: float = 0.0
     #: Given by whoever has the envelope decoded; otherwise the broker derives it from the body.

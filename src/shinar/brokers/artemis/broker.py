@@ -42,7 +42,6 @@ _MANAGEMENT_WAIT_S: Final = 5.0
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name=BROKER,
-        binding=BROKER,
         attempts="max",
         count_base=0,
         # Measured: of some connections that break the server counts what was in hand, of others not.

@@ -61,7 +61,6 @@ def traits(url: BrokerUrl) -> Traits:
     tiers_ms = tiers_of(url)
     return Traits(
         name=BROKER,
-        binding=BROKER,
         replayable=True,
         key=True,
         delay=bool(tiers_ms),

@@ -23,6 +23,7 @@ from shinar.brokers.projection import (
 from shinar.brokers.pulsar.admin import Admin
 from shinar.brokers.pulsar.client import BROKER, Parcel, open_client, pulsar_errors, send_all
 from shinar.brokers.pulsar.handshake import greet
+from shinar.brokers.pulsar.projection import PROJECTION
 from shinar.brokers.pulsar.subscription import PulsarReceipt, Subscription
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
@@ -63,7 +64,6 @@ _GRACE_MS: Final = 50
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name=BROKER,
-        binding=BROKER,
         key=True,
         max_body_bytes=int(url.number("max_body_bytes", DEFAULT_BODY_BYTES, least=1)),
         attempts="property_max",
@@ -340,7 +340,7 @@ def _delivery(message: Any, queue: str, receipt: PulsarReceipt | None, now_ms: i
 
 
 def _parcel(message: Outgoing, key: str | None) -> Parcel:
-    properties = {name: str(value) for name, value in project(BROKER, message).headers.items()}
+    properties = {name: str(value) for name, value in project(PROJECTION, message).headers.items()}
     properties.pop(DELAY_PROPERTY, None)
     if message.delay_s > 0:
         properties[DELAY_PROPERTY] = str(round(message.delay_s * 1000))

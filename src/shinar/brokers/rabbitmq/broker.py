@@ -48,7 +48,6 @@ NATIVE: Final = ("type", "correlation_id", "message_id", "app_id", "content_type
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="rabbitmq",
-        binding="rabbitmq",
         max_delay_s=MAX_DELAY_S,
         count_base=0 if _queue_type(url) == "quorum" else None,
         release_to="front" if _queue_type(url) == "quorum" else "place",

@@ -62,7 +62,6 @@ BATCH_HEADROOM_BYTES: Final = 1024
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="servicebus",
-        binding="asb",
         key=True,
         max_body_bytes=int(url.number("max_body", MAX_BODY_BYTES, least=1)),
         dedup_window_s=url.number("dedup_window_s", 0) or None,

@@ -14,7 +14,7 @@ from shinar.cli.support.output import add_output, add_settings, address, emit, s
 EXAMPLES = """examples:
   shinar tail phpmq://localhost/emails --limit 5
   shinar tail redis://localhost/orders --follow --json
-a broker that cannot be read without consuming (SQS, RabbitMQ) says so; nothing is taken from it.
+a broker that cannot be read without consuming says so; nothing is taken from it.
 """
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         while True:
             present: Counter[str] = Counter()
             for delivery in broker.browse(queue, args.limit):
-                # Not every broker tells positions (Artemis); then equal bodies are told apart by counting.
+                # Not every broker tells positions; then equal bodies are told apart by counting.
                 place = delivery.position or hashlib.sha256(delivery.body).hexdigest()
                 present[place] += 1
                 if present[place] <= seen[place]:

@@ -49,6 +49,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     """(parsed URL, queue) from the command's URL and --queue; a clear error if either is missing."""
     from shinar.brokers import parse
+    from shinar.brokers.registry import row
 
     text = settings["url"]
     if not text:
@@ -56,13 +57,16 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     url = with_token(parse(text), settings)
     queue = settings["queue"] or url.queue
     if not queue:
-        raise ConfigError("name one in the URL (scheme://host/queue) or with --queue", setting="queue")
+        example = row(url.scheme).example
+        raise ConfigError(f"name one in the URL, as in {example}, or with --queue", setting="queue")
     return url, queue
 
 
 def with_token(url: BrokerUrl, settings: Settings) -> BrokerUrl:
-    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own."""
-    if not settings["token"] or not url.scheme.startswith("phpmq"):
+    """The URL with SHINAR_TOKEN, if its broker takes one and the URL brings none of its own."""
+    from shinar.brokers.registry import row
+
+    if not settings["token"] or not row(url.scheme).takes_token:
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url
