@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: Where the number of earlier deliveries comes from (RULES: attempts reconciliation).
+#: Where the number of earlier deliveries comes from (contract rules, chapter 12).
 #: body            the envelope's own count; the broker keeps none, or mirrors it only
 #: max             the larger of the body and the broker's count
 #: property        `bq-attempts` beside the body, if it is valid, else the body

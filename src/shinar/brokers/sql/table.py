@@ -30,7 +30,7 @@ def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class QueueStatements:
     """Every statement on the queue's table, in one dialect's text."""
 
     insert: str
@@ -54,7 +54,7 @@ class Statements:
     browse_later: str
 
     @classmethod
-    def of(cls, dialect: Dialect, table: str) -> Statements:
+    def of(cls, dialect: Dialect, table: str) -> QueueStatements:
         due = f"FROM {table} WHERE queue = %s AND available_at <= %s ORDER BY available_at, id LIMIT %s"
         columns = "id, available_at, deliveries{less}, headers, ordering_key, body"
         look = f"SELECT {columns.format(less='')} FROM {table} WHERE queue = %s AND id <= %s"
@@ -94,7 +94,7 @@ class Statements:
 def insert(
     cursor: Any,
     dialect: Dialect,
-    statements: Statements,
+    statements: QueueStatements,
     queue: str,
     messages: Sequence[tuple[Outgoing, int]],
     notify: bool = True,
