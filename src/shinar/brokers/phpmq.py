@@ -119,7 +119,7 @@ class PhpmqBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle(deliveries, lambda tag, held: ext.Ack(tag, held))
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         delay_ms = int(max(0.0, delay_s) * 1000)
         return self._settle(deliveries, lambda tag, held: ext.Release(tag, held, delay_ms))
 

@@ -1,4 +1,4 @@
-"""The rule of idempotent handling (RULES chapter 9), and what it needs of a store. No I/O of its own.
+"""The rule of idempotent handling (contract rules, 9), and what it needs of a store. No I/O of its own.
 
 The guard is no lock: two first deliveries at the same moment may both run. An effect that must
 happen once even then belongs into `SqlStore.once`, in one transaction with its mark.

@@ -1,4 +1,4 @@
-"""How often a message was delivered before: body, property and broker count reconciled (RULES 12)."""
+"""How often a message was delivered before: body, property and broker count (contract rules, chapter 12)."""
 
 from __future__ import annotations
 

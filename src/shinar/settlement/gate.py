@@ -1,4 +1,5 @@
-"""The schema-version gate: may a delivery be decoded at all? Decided on the property alone (RULES 13)."""
+"""The schema-version gate: may a delivery be decoded at all? Decided on the property alone (contract rules,
+chapter 13)."""
 
 from __future__ import annotations
 

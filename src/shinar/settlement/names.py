@@ -1,4 +1,4 @@
-"""Names of dead-letter queues (RULES 17)."""
+"""Names of dead-letter queues (contract rules, chapter 17)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from shinar.settlement.traits import Traits
 
 
 def dead_letter_queue(queue: str, traits: Traits, explicit: str = "") -> str:
-    """Where the dead letters of `queue` go. SQS wants its .fifo at the very end."""
+    """Where the dead letters of `queue` go."""
     if explicit:
         return explicit
-    base, fifo, _ = queue.partition(".fifo") if queue.endswith(".fifo") else (queue, "", "")
-    return f"{base}{traits.dlq_suffix}{fifo}"
+    base, kind = _split(queue, traits)
+    return f"{base}{traits.dlq_suffix}{kind}"
 
 
 def is_dead_letter_queue(queue: str, traits: Traits) -> bool:
-    return queue.removesuffix(".fifo").endswith(traits.dlq_suffix)
+    return _split(queue, traits)[0].endswith(traits.dlq_suffix)
 
 
 def original_queue(queue: str, traits: Traits) -> str:
     """The inverse, as far as names go; a dead letter's own block says it better."""
-    fifo = ".fifo" if queue.endswith(".fifo") else ""
-    return queue.removesuffix(".fifo").removesuffix(traits.dlq_suffix) + fifo
+    base, kind = _split(queue, traits)
+    return base.removesuffix(traits.dlq_suffix) + kind
+
+
+def _split(queue: str, traits: Traits) -> tuple[str, str]:
+    """The name, and the ending that must stay at its end."""
+    base = queue.removesuffix(traits.kind_suffix)
+    return base, queue[len(base) :]

@@ -1,4 +1,4 @@
-"""The rule itself (RULES chapter 9), on the memory store."""
+"""The rule itself (contract rules, chapter 9), on the memory store."""
 
 from __future__ import annotations
 

@@ -174,10 +174,11 @@ def test_the_gate_stops(value: object) -> None:
 
 
 def test_dead_letter_queue_names() -> None:
-    sqs = Traits(name="sqs", dlq_suffix="-dlq")
+    sqs = Traits(name="sqs", dlq_suffix="-dlq", kind_suffix=".fifo")
     assert dead_letter_queue("a.b", PLAIN) == "a.b.dlq"
     assert dead_letter_queue("orders", sqs) == "orders-dlq"
     assert dead_letter_queue("orders.fifo", sqs) == "orders-dlq.fifo"
+    assert dead_letter_queue("orders.fifo", PLAIN) == "orders.fifo.dlq", "an ending of that broker alone"
     assert dead_letter_queue("orders", PLAIN, "graveyard") == "graveyard"
     for queue, traits in (("orders", PLAIN), ("orders", sqs), ("orders.fifo", sqs)):
         dead = dead_letter_queue(queue, traits)

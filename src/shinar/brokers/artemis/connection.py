@@ -20,9 +20,9 @@ from proton import ProtonException as EngineError
 
 from shinar.brokers.artemis.transport import (
     BROKER,
-    Address,
-    Inbox,
-    Outbox,
+    ArtemisAddress,
+    ReceiveLink,
+    SendLink,
     ask_for_queue,
     dial,
     our_error,
@@ -45,8 +45,8 @@ ACCEPTED, RELEASED, MODIFIED, REJECTED = (
 )
 
 
-class Engine:
-    def __init__(self, address: Address) -> None:
+class ArtemisConnection:
+    def __init__(self, address: ArtemisAddress) -> None:
         self._address = address
         self._turn = threading.Condition()
         #: Why the connection is over; nothing works after it is set.
@@ -54,8 +54,8 @@ class Engine:
         self._closing = False
         self._number = 0
         self._held: dict[int, Any] = {}
-        self._outboxes: dict[str, Outbox] = {}
-        self._inboxes: dict[str, Inbox] = {}
+        self._outboxes: dict[str, SendLink] = {}
+        self._inboxes: dict[str, ReceiveLink] = {}
         self._sock = dial(address)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -81,7 +81,7 @@ class Engine:
 
     # -- links
 
-    def outbox(self, queue: str) -> Outbox:
+    def outbox(self, queue: str) -> SendLink:
         with self._turn:
             box = self._outboxes.get(queue)
             if box is None or box.fault is not None:
@@ -89,11 +89,11 @@ class Engine:
                 link = self._session.sender(f"out-{self._number}-{queue}")
                 link.target.address = queue
                 ask_for_queue(link.target)
-                box = self._outboxes[queue] = Outbox(queue, link)
+                box = self._outboxes[queue] = SendLink(queue, link)
                 self._attach(link, box)
             return box
 
-    def inbox(self, queue: str, *, browse: bool = False, dynamic: bool = False) -> Inbox:
+    def inbox(self, queue: str, *, browse: bool = False, dynamic: bool = False) -> ReceiveLink:
         with self._turn:
             box = None if browse or dynamic else self._inboxes.get(queue)
             if box is None or box.fault is not None:
@@ -106,7 +106,7 @@ class Engine:
                     ask_for_queue(link.source)
                 if browse:
                     link.source.distribution_mode = Terminus.DIST_MODE_COPY
-                box = Inbox(queue, link)
+                box = ReceiveLink(queue, link)
                 self._attach(link, box)
                 if dynamic:
                     box.queue = link.remote_source.address or ""
@@ -114,7 +114,7 @@ class Engine:
                     self._inboxes[queue] = box
             return box
 
-    def detach(self, box: Inbox) -> None:
+    def detach(self, box: ReceiveLink) -> None:
         with self._turn:
             for number, _ in box.arrived:
                 self._settle(number, RELEASED)
@@ -124,7 +124,7 @@ class Engine:
 
     # -- sending
 
-    def send(self, box: Outbox, messages: Sequence[bytes]) -> dict[int, BrokerError]:
+    def send(self, box: SendLink, messages: Sequence[bytes]) -> dict[int, BrokerError]:
         """Hand all over and wait for their outcomes; the answer holds those that were not accepted."""
         timeout_s = self._address.timeout_s
         with self._turn:
@@ -157,7 +157,7 @@ class Engine:
                 box.fault = late
             return failed
 
-    def _send_one(self, box: Outbox, index: int, message: bytes) -> None:
+    def _send_one(self, box: SendLink, index: int, message: bytes) -> None:
         box.tag += 1
         tag = str(box.tag)
         box.pending[tag] = index
@@ -167,7 +167,7 @@ class Engine:
 
     # -- receiving
 
-    def take(self, box: Inbox, limit: int, wait_s: float, ahead: int = 0) -> list[tuple[int, bytes]]:
+    def take(self, box: ReceiveLink, limit: int, wait_s: float, ahead: int = 0) -> list[tuple[int, bytes]]:
         """Up to `limit`. Credit is asked for to that size and given back when it was not used, so
         that nothing piles up here which another worker could do; `ahead` more may follow a full
         batch."""
@@ -190,7 +190,7 @@ class Engine:
                 self._flush()
             return got
 
-    def _recall(self, box: Inbox) -> None:
+    def _recall(self, box: ReceiveLink) -> None:
         """Ask for what is there now and void the rest of the credit: one round trip, and an empty
         answer means an empty queue."""
         box.link.drain(0)
@@ -249,7 +249,7 @@ class Engine:
         self._session = connection.session()
         self._session.open()
 
-    def _attach(self, link: Any, box: Outbox | Inbox) -> None:
+    def _attach(self, link: Any, box: SendLink | ReceiveLink) -> None:
         link.box = box
         link.open()
         self._flush()
@@ -261,10 +261,12 @@ class Engine:
             self._wait(lambda: False, 2.0, box)
             raise self._fault_of(box) or BrokerUnavailable("link refused", broker=BROKER, queue=box.queue)
 
-    def _fault_of(self, box: Outbox | Inbox | None) -> BrokerError | None:
+    def _fault_of(self, box: SendLink | ReceiveLink | None) -> BrokerError | None:
         return self.fault or (box.fault if box is not None else None)
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float, box: Outbox | Inbox | None = None) -> bool:
+    def _wait(
+        self, done: Callable[[], bool], timeout_s: float, box: SendLink | ReceiveLink | None = None
+    ) -> bool:
         deadline = time.monotonic() + timeout_s
         while not done():
             left_s = deadline - time.monotonic()
@@ -350,7 +352,7 @@ class Engine:
     def _on_delivery(self, delivery: Any) -> None:
         link = delivery.link
         box = link.box
-        if isinstance(box, Outbox):
+        if isinstance(box, SendLink):
             self._on_outcome(box, delivery)
         elif delivery.readable and not delivery.partial and not delivery.aborted:
             self._number += 1
@@ -358,7 +360,7 @@ class Engine:
             link.advance()
             self._held[self._number] = delivery
 
-    def _on_outcome(self, box: Outbox, delivery: Any) -> None:
+    def _on_outcome(self, box: SendLink, delivery: Any) -> None:
         state = delivery.remote_state
         if not (delivery.settled or state in (ACCEPTED, REJECTED, RELEASED, MODIFIED)):
             return

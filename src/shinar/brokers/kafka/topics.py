@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 from confluent_kafka.cimpl import NewTopic
 
-from shinar.brokers.kafka.client import BROKER, MISSING, Settings, Watch, kafka_errors, our_error
+from shinar.brokers.kafka.client import BROKER, MISSING, ClusterWatch, KafkaSettings, kafka_errors, our_error
 from shinar.errors import BrokerUnavailable, ConfigError, QueueMissing
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def is_topic(name: str) -> bool:
 class Topics:
     """Knows which topics exist, and makes those that do not unless told otherwise."""
 
-    def __init__(self, settings: Settings, watch: Watch) -> None:
+    def __init__(self, settings: KafkaSettings, watch: ClusterWatch) -> None:
         self._settings = settings
         self._watch = watch
         self._known: set[str] = set()

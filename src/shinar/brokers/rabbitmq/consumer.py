@@ -34,13 +34,13 @@ READ_AHEAD_AFTER: Final = 3
 MAX_PREFETCH: Final = 65535
 
 
-class Receipt(NamedTuple):
+class RabbitReceipt(NamedTuple):
     #: Name of the channel's life: its deliveries end with it.
     life: str
     tag: int
 
 
-class Consumer:
+class QueueConsumer:
     def __init__(self, link: Link, queue: str) -> None:
         self.life = secrets.token_hex(8)
         self._link = link

@@ -62,7 +62,6 @@ BATCH_HEADROOM_BYTES: Final = 1024
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="servicebus",
-        binding="asb",
         key=True,
         max_body_bytes=int(url.number("max_body", MAX_BODY_BYTES, least=1)),
         dedup_window_s=url.number("dedup_window_s", 0) or None,
@@ -224,7 +223,7 @@ class ServiceBusBroker:
         self._completed.update(delivery.receipt[0] for delivery in left if delivery.receipt not in gone)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if checked_delay_s(wire.BROKER, delay_s) <= 0:
             return self._each_receiver(deliveries, partial(settle, "abandoned"))
         now_s = self._clock.epoch_s()

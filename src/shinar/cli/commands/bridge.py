@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.brokers.registry import ROWS
+from shinar.brokers import registry
 from shinar.cli.support.output import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shinar.brokers import BrokerUrl
 
 _LOCAL: Final = ("", "127.0.0.1", "[::1]")
-#: Options that lead to other messages; the rest only say how to get there.
-_ELSEWHERE: Final = ("layout", "laravel", "prefix", "hash_tags", "endpoint", "host", "unix_socket")
 
 EXAMPLES = """examples:
   shinar bridge amqp://localhost/orders sqs://eu-west-1/orders --rate 500
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with ExitStack() as opened:
             source = opened.enter_context(closing(connect(source_url)))
-            # With its queue, because what a broker can do may hang on it (an SQS .fifo drops repeats).
+            # With its queue, because what a broker can do may hang on it (one kind of queue drops repeats).
             target = opened.enter_context(closing(connect(replace(target_url, queue=target_queue))))
             aside = None
             if refused_url is not None:
@@ -101,23 +99,23 @@ def same_place(one: BrokerUrl, queue: str, other: BrokerUrl, other_queue: str) -
     """Do both name the same queue, however they are written? A bridge between them goes round for ever."""
     if (one.scheme, queue) != (other.scheme, other_queue):
         return False
-    if any(one.option(name) != other.option(name) for name in _ELSEWHERE):
+    row = registry.row(one.scheme)
+    if any(one.option(name) != other.option(name) for name in row.place_options):
         return False
-    row = ROWS[one.scheme]
     if row.path == "file":
         paths = [os.path.realpath(url.netloc + url.path) for url in (one, other)]
         return paths[0] == paths[1]
-    return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one) & _hosts(other))
+    return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one, row) & _hosts(other, row))
 
 
-def _hosts(url: BrokerUrl) -> set[str]:
+def _hosts(url: BrokerUrl, row: registry.Row) -> set[str]:
     """host:port of each; one in common, and it is the same server or cluster."""
     found = set()
     for part in url.netloc.split(","):
         host, colon, port = part.rpartition(":")
         if not (colon and port.isdecimal()):
             host, port = part, str(url.usual_port)
-        name = host if url.scheme == "memory" else host.lower()
+        name = host if row.host_is_name else host.lower()
         found.add(f"{'localhost' if name in _LOCAL else name}:{port}")
     return found
 

@@ -15,17 +15,8 @@ from shinar.cli.support.output import add_output, emit, settings_of, with_token
 from shinar.cli.support.settings import Settings
 from shinar.errors import ShinarError
 
-#: extra -> distribution that must be installed for it
+#: Extras that are not a broker's -> distribution that must be installed for it
 EXTRAS = {
-    "redis": "redis",
-    "rabbitmq": "pika",
-    "sqs": "boto3",
-    "servicebus": "azure-servicebus",
-    "pulsar": "pulsar-client",
-    "kafka": "confluent-kafka",
-    "artemis": "python-qpid-proton",
-    "postgresql": "psycopg",
-    "mysql": "pymysql",
     "schemas": "jsonschema",
     "crypto": "cryptography",
     "otel": "opentelemetry-api",
@@ -77,12 +68,17 @@ def _python() -> Check:
 
 
 def _extras() -> list[Check]:
+    from shinar.brokers.registry import ROWS, plugins
+
     found = []
-    for extra, package in EXTRAS.items():
+    brokers = {row.extra: row.distribution for row in ROWS.values() if row.extra}
+    for extra, package in {**brokers, **EXTRAS}.items():
         try:
             found.append(Check(extra, True, f"{package} {importlib.metadata.version(package)}", needed=False))
         except importlib.metadata.PackageNotFoundError:
             found.append(Check(extra, False, f"pip install 'shinar[{extra}]'", needed=False))
+    for scheme, problem in plugins().items():
+        found.append(Check(f"{scheme}://", not problem, problem or "a broker of another distribution"))
     return found
 
 

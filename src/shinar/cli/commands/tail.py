@@ -20,7 +20,7 @@ EXAMPLES = """examples:
   shinar tail phpmq://localhost/emails --limit 5
   shinar tail redis://localhost/orders --follow --json
   shinar tail postgresql://localhost/shop/orders
-Brokers that cannot be read without consuming (SQS, RabbitMQ) are refused; nothing is taken from them.
+Brokers that cannot be read without consuming are refused; nothing is taken from them.
 """
 
 
@@ -65,7 +65,7 @@ def _print_messages(args: argparse.Namespace, broker: Broker, queue: str) -> int
     while True:
         present: Counter[str] = Counter()
         for delivery in broker.browse(queue, args.limit):
-            # Artemis reports no positions; there, equal bodies are told apart by counting them.
+            # Not every broker reports positions; without one, equal bodies are told apart by counting them.
             identity = delivery.position or hashlib.sha256(delivery.body).hexdigest()
             present[identity] += 1
             if present[identity] <= seen[identity]:

@@ -20,7 +20,6 @@ from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.brokers import BrokerUrl
-    from shinar.brokers.url import PathRule
 
 #: How a URL in the ledger shows that there was a secret.
 MASK: Final = "***"
@@ -51,6 +50,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     """(parsed URL, queue) from the command's URL and --queue; a clear error if either is missing."""
     from shinar.brokers import parse
+    from shinar.brokers.registry import row
 
     text = settings["url"]
     if not text:
@@ -58,33 +58,20 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     url = with_token(parse(text), settings)
     queue = settings["queue"] or url.queue
     if not queue:
-        raise ConfigError(f"name one in the URL ({_form(url)}) or with --queue", setting="queue")
+        example = row(url.scheme).example
+        raise ConfigError(f"name one in the URL, as in {example}, or with --queue", setting="queue")
     return url, queue
 
 
-#: How a URL of each path rule names its queue.
-_FORMS: Final[dict[PathRule, str]] = {
-    "queue": "{}://host/queue",
-    "number": "{}://host/queue",
-    "optional": "{}://host/queue",
-    "first": "{}://host/database/queue",
-    "file": "{}:///path/to/file?queue=name",
-}
-
-
-def _form(url: BrokerUrl) -> str:
-    from shinar.brokers.registry import ROWS
-
-    return _FORMS[ROWS[url.scheme].path].format(url.scheme)
-
-
 def with_token(url: BrokerUrl, settings: Settings, *, typed: bool = False) -> BrokerUrl:
-    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own.
+    """The URL with SHINAR_TOKEN, if its broker takes one and the URL brings none of its own.
 
     Args:
         typed: The URL was typed on the command line, whatever the settings say.
     """
-    if not settings["token"] or not url.scheme.startswith("phpmq"):
+    from shinar.brokers.registry import row
+
+    if not settings["token"] or not row(url.scheme).takes_token:
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url

@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from shinar.brokers.projection import TABLES
+from shinar.brokers.registry import projected_names
 from shinar.pipeline.analysis.fields import fields
 from shinar.pipeline.analysis.traces import local
 
@@ -119,10 +119,7 @@ def _forbidden(messages: DataFrame) -> DataFrame:
 def _disagreeing(messages: DataFrame) -> DataFrame:
     """Properties beside the body that say something else than the body."""
     at = F.coalesce("created_at", "received_at")
-    names = {
-        fact: sorted({n for t in TABLES.values() for n, row in t.items() if row[1] == fact})
-        for fact in _FACTS
-    }
+    names = {fact: sorted(projected_names()[fact]) for fact in _FACTS}
     checks = [
         F.when(F.col("properties")[name] != F.col(fact), F.lit(f"{name} disagrees with {fact}"))
         for fact, known in names.items()

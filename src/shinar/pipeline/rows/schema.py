@@ -62,7 +62,7 @@ FROM_DELIVERY: Final = (
     Column("queue", "text", "queue it was read from; meta.queue where the archive does not say"),
     Column("headers", "map", "out-of-band headers; null with includeHeaders=false"),
     Column("properties", "map", "the contract's own properties (bq-*) as the broker delivered them, as text"),
-    Column("key", "bytes", "ordering key: Kafka record key, SQS group, Service Bus session"),
+    Column("key", "bytes", "ordering key: record key, message group or session"),
     Column("native_count", "long", "the broker's own delivery count as its client reports it"),
     Column("broker", "text", "name of the broker, or archive"),
     Column("position", "text", "offset, sequence number or message id in the broker's own terms"),

@@ -32,7 +32,7 @@ Bounds = dict[str, dict[int, tuple[int, int]]]
 POLL_S: Final = 0.5
 #: Rows judged and handed on together.
 ROWS: Final = 4_000
-#: What startingOffsets may say instead of a number, as Spark's own Kafka source has it.
+#: What startingOffsets may say instead of a number, as Spark's own source of a log has it.
 EARLIEST, LATEST = -2, -1
 
 

@@ -311,7 +311,7 @@ def _starting(given: Mapping[str, str], replayable: bool) -> str:
     text = given.get("startingoffsets", "earliest")
     if not replayable and text != "earliest":
         raise ConfigError(
-            "a queue is read from its front; only earliest is possible here (Kafka also knows latest and "
+            "a queue is read from its front; only earliest is possible here (a log also takes latest and "
             '{"orders": {"0": 42}})',
             setting="startingOffsets",
         )

@@ -75,16 +75,16 @@ class Held:
                 self._broker.traits.name,
                 f"hold {len(self._held):,} messages: renewing them takes {took_s:.0f} s, "
                 f"and a lease is {lease_s:g} s",
-                "take a longer one (?lease_s=, on Service Bus the queue's LockDuration too), or choose what "
-                "comes first with --limit",
+                "take a longer one (?lease_s=, and the queue's own lock duration where it has one), or "
+                "choose what comes first with --limit",
             )
 
     def release(self) -> None:
         """In one call: a broker that puts messages to the front must know all of them to keep their order.
 
         Where reservations end with the connection they are left to its end, and the owner hangs up
-        next: that gives them back at once and in order, which thousands of requests do not (RabbitMQ's
-        quorum queues).
+        next: that gives them back at once and in order, which thousands of requests do not on some
+        queues.
         """
         held, self._held = self._held, []
         self._long = 0

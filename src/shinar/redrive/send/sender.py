@@ -1,7 +1,7 @@
 """Sending chosen dead letters back: the ledger first, then the broker, then the ledger again.
 
 Within one broker the copy and the settlement are one `move`; to another broker the copy is confirmed
-before the original is acknowledged. A log (Kafka) keeps its records: there only the ledger remembers.
+before the original is acknowledged. A log keeps its records: there only the ledger remembers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Route(msgspec.Struct, frozen=True):
     moves: bool
     #: The source keeps what was read: nothing is settled there.
     log: bool
-    #: What a queue of the target can carry; it may differ from queue to queue (SQS).
+    #: What a queue of the target can carry; it may differ from queue to queue.
     traits_of: Callable[[str], Traits]
 
     @property

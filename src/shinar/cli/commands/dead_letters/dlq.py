@@ -22,7 +22,7 @@ EXAMPLES: Final = """examples:
   shinar dlq show kafka://localhost/orders.dlq --fingerprint 3f9a --limit 5
   shinar dlq export phpmq://localhost/orders.dlq --out dead.jsonl
   shinar dlq summary --lake lake --new-since 2026-11-15T02:00
-Nothing is consumed. SQS and RabbitMQ cannot show a queue: there --reserve takes every message and
+Nothing is consumed. Some brokers cannot show a queue (tail says so): there --reserve takes every message and
 hands it back, which counts as a delivery.
 """
 #: Characters of an error in a list.
