@@ -98,8 +98,12 @@ class Broker(Protocol):
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         """Done with these. Idempotent per delivery."""
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
-        """Hand back for redelivery, bytes and headers as they came."""
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
+        """Hand back for redelivery, bytes and headers as they came.
+
+        `count=False` is for a message that nobody began to handle: it goes back as if it had never been
+        handed out, and the broker's own delivery count is the one from before. A broker that cannot take
+        its count back (Traits.release_uncounted is False) releases as with `count=True`."""
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         """Publish each copy to `queue`, confirmed, and only then settle its delivery; in one step

@@ -35,6 +35,7 @@ TRAITS: Final = Traits(
     portable_receipts=True,
     atomic_move=True,
     release_counts=True,
+    release_uncounted=True,
 )
 OPTIONS: Final = frozenset({"lease_s"})
 
@@ -197,7 +198,7 @@ class MemoryBroker:
                         held[delivery.receipt] = found  # for `wake`, which hands it out again
         return tuple(lapsed)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         due_ms = self._clock.epoch_ms() + int(delay_s * 1000)
         lapsed = []
         with self._space.changed:
@@ -205,7 +206,10 @@ class MemoryBroker:
                 item = self._settle(delivery)
                 if item is None:
                     lapsed.append(delivery)
-                elif delay_s > 0:
+                    continue
+                if not count:
+                    item.deliveries -= 1
+                if delay_s > 0:
                     queue = self._space.queue(delivery.queue)
                     heapq.heappush(queue.delayed, (due_ms, item.number, item))
                 else:

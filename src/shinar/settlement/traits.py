@@ -75,6 +75,9 @@ class Traits:
     atomic_move: bool = False
     #: `release` keeps the broker's own count, so a retry needs no rewritten copy.
     release_counts: bool = False
+    #: `release(count=False)` leaves no trace: the next delivery has the native count that this one had.
+    #: False where the broker counts every delivery and cannot be told otherwise.
+    release_uncounted: bool = False
     #: A message whose lease lapsed comes back with `attempts` one higher in its body (Redis, Laravel layout).
     lapse_counts: bool = False
     #: `release` can hold the message back for a while natively.
