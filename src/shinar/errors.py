@@ -9,7 +9,8 @@ say where; its text says what to do next; its `code` is stable and explained in 
     │   ├── ConfigError        a setting, a URL or a file is wrong
     │   ├── UnknownScheme      no broker has this URL scheme
     │   ├── MissingExtra       an optional package is not installed
-    │   └── Unsupported        this broker cannot do that
+    │   ├── Unsupported        this broker cannot do that
+    │   └── Closed             used after close()
     ├── BrokerError            the other side said no, or nothing
     │   ├── BrokerUnavailable  away or cut off (transient)
     │   ├── BrokerFull         out of disk, memory or quota (transient)
@@ -20,6 +21,7 @@ say where; its text says what to do next; its `code` is stable and explained in 
     │   └── ProtocolViolation  the peer spoke something else
     ├── StoreError             one of our own durable files or tables is damaged or locked
     ├── HandlerTimeout         a handler ran longer than its step allows
+    ├── WorkerLost             the worker process ended each time it handled a message
     └── Cancelled              the user stopped it
 """
 
@@ -85,6 +87,14 @@ class Unsupported(UsageError):
         super().__init__(f"{broker} cannot {feature}: {advice}")
         self.broker = broker
         self.feature = feature
+
+
+class Closed(UsageError):
+    code = "SH-1106"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is closed; open another one")
+        self.what = what
 
 
 class BrokerError(ShinarError):
@@ -160,6 +170,19 @@ class HandlerTimeout(ShinarError):
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"the handler ran longer than {limit_s:g} s")
         self.limit_s = limit_s
+
+
+class WorkerLost(ShinarError):
+    """Never raised: the reason in the dead letter of a message that ends its workers."""
+
+    code = "SH-1401"
+
+    def __init__(self, deliveries: int) -> None:
+        super().__init__(
+            f"delivered {deliveries} times without an outcome; the worker process ended while handling it, "
+            "or lost its lease"
+        )
+        self.deliveries = deliveries
 
 
 class Cancelled(ShinarError):

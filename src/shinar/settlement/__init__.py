@@ -1,6 +1,12 @@
 """What becomes of a delivery: pure decisions and tables. No I/O; brokers and workers obey."""
 
-from shinar.settlement.attempts import parse_count, reconcile
+from shinar.settlement.attempts import (
+    delivered_too_often,
+    deliveries_before,
+    last_delivery,
+    parse_count,
+    reconcile,
+)
 from shinar.settlement.decide import ACKED, Action, Event, Settlement, decide, if_write_fails
 from shinar.settlement.gate import gated, speaks
 from shinar.settlement.names import dead_letter_queue, is_dead_letter_queue, original_queue
@@ -19,9 +25,12 @@ __all__ = [
     "Traits",
     "dead_letter_queue",
     "decide",
+    "delivered_too_often",
+    "deliveries_before",
     "gated",
     "if_write_fails",
     "is_dead_letter_queue",
+    "last_delivery",
     "original_queue",
     "parse_count",
     "reconcile",
