@@ -1,5 +1,5 @@
-"""Every broker that counts deliveries: a message that ends its worker process is handled `max_attempts` times
-and is then a dead letter, and its neighbours, lost with it each time, are handled all the same."""
+"""Brokers that count what is lost with a worker: a message that ends its worker process is handled
+`max_attempts` times and is then a dead letter. Its neighbours, lost with it, are handled all the same."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from cases import ROWS, Case, case, embedded, nothing_left, take, with_options
+from cases import Case, case, embedded, nothing_left, take, with_options
 from shinar.brokers import Outgoing
 from shinar.envelope import build, encode
 from shinar.settlement import dead_letter_queue
 
 PROGRAM = Path(__file__).with_name("killer_program.py")
+#: Artemis and Pulsar count what is handed back, not what is lost with a connection; the stand-in for Service
+#: Bus has locks of its own length; the others keep no count.
+COUNTING = ("phpmq", "sqlite", "postgresql", "mysql", "redis-laravel", "rabbitmq-quorum", "sqs")
 NEIGHBOURS = 60
 MAX_ATTEMPTS = 3
 
@@ -34,11 +37,9 @@ def bodies() -> Iterator[Outgoing]:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", [row for row in ROWS if row != "memory"], indirect=True)
+@pytest.mark.parametrize("case", COUNTING, indirect=True)
 def test_a_message_that_ends_its_worker_is_dead_after_max_attempts(case: Case, tmp_path: Path) -> None:
     traits = case.traits
-    if traits.count_base is None and not traits.lapse_counts:
-        pytest.skip("this broker does not count deliveries")
     lease = () if traits.lease_s is None else ("lease_s=2",)
     broker = case.connect(*lease)
     broker.publish(case.queue, list(bodies()))

@@ -33,8 +33,8 @@ class Renewals:
         self._renewed_ms: dict[int, int] = {}
 
     def due(self, deliveries: Iterable[Delivery], now_ms: int) -> dict[float, list[Delivery]]:
-        """By length of the lease; they count as renewed at `now_ms`. Give all that is in hand: what is missing
-        is forgotten."""
+        """By length of the lease; they count as renewed at `now_ms`. Give all that is in hand: what is
+        missing is forgotten."""
         before, self._renewed_ms = self._renewed_ms, {}
         found: dict[float, list[Delivery]] = {}
         for delivery in deliveries:

@@ -1,9 +1,9 @@
 """What becomes of a delivery: pure decisions and tables. No I/O; brokers and workers obey."""
 
 from shinar.settlement.attempts import (
+    counts_deliveries,
     delivered_too_often,
     deliveries_before,
-    last_delivery,
     parse_count,
     reconcile,
 )
@@ -23,6 +23,7 @@ __all__ = [
     "Policy",
     "Settlement",
     "Traits",
+    "counts_deliveries",
     "dead_letter_queue",
     "decide",
     "delivered_too_often",
@@ -30,7 +31,6 @@ __all__ = [
     "gated",
     "if_write_fails",
     "is_dead_letter_queue",
-    "last_delivery",
     "original_queue",
     "parse_count",
     "reconcile",

@@ -30,6 +30,11 @@ def reconcile(traits: Traits, body_attempts: int, native_count: object, properti
     return count
 
 
+def counts_deliveries(traits: Traits) -> bool:
+    """Whether a message that was lost without an outcome comes back counted."""
+    return traits.count_base is not None or traits.lapse_counts
+
+
 def deliveries_before(traits: Traits, body_attempts: int, native_count: object) -> int:
     """How often the broker itself handed the message out before; 0 where it keeps no count."""
     if traits.count_base is not None:
@@ -42,11 +47,6 @@ def delivered_too_often(deliveries: int, max_attempts: int) -> bool:
     """Every attempt was delivered and none has an outcome: the message ends its workers. It is dead-lettered
     before another handler is called."""
     return deliveries >= max(max_attempts, FEWEST_LOST)
-
-
-def last_delivery(deliveries: int, max_attempts: int) -> bool:
-    """Whether a message that is lost once more is `delivered_too_often`."""
-    return deliveries > 0 and delivered_too_often(deliveries + 1, max_attempts)
 
 
 def parse_count(value: object) -> int | None:

@@ -17,11 +17,12 @@ from typing import Final
 import msgspec
 
 from shinar.brokers import Broker, BrokerUrl, Delivery, connect, parse
+from shinar.brokers.projection import facts_of
 from shinar.clock import SYSTEM, Clock
 from shinar.delivery.leases import LOOK_EVERY, Renewals, lease_s_of
 from shinar.errors import BrokerError, ConfigError, ShinarError
 from shinar.observe import Metrics
-from shinar.settlement import DEFAULT_POLICY, Policy, deliveries_before, last_delivery
+from shinar.settlement import DEFAULT_POLICY, Policy, counts_deliveries, deliveries_before
 from shinar.worker.handlers import Handler, Handlers, Step, compile_route
 from shinar.worker.health import Health
 from shinar.worker.limits import Limits, StopReason
@@ -40,6 +41,9 @@ BUSY_WAIT_S: Final = 0.05
 DEFAULT_PREFETCH: Final = 1000
 #: Reconnect delays: doubled from the first to the last, with jitter.
 RECONNECT_S: Final = (0.1, 30.0)
+#: After its start a worker takes one message at a time for as long as each was lost before, but no longer
+#: than this: a queue full of retries is not to be handled one by one.
+CAREFUL_S: Final = 10.0
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -127,12 +131,10 @@ class _Run:
         self.watch = worker._limits.watch(worker._clock)
         self.rotation = Rotation(worker.queues)
         self.received = 0
-        #: Reserve one message at a time: this process has just started, and what it gets may be what ended
-        #: the last one. Its neighbours must not be lost with it a last time.
-        self.careful = self.broker.traits.count_base is not None
-        self.fewest_attempts = min(
-            [worker._policy.max_attempts, *(t.policy.max_attempts for t in worker._targets.values())]
-        )
+        #: Reserve one message at a time: this process has just started, and what comes first may be what
+        #: ended the last one. Its neighbours must not be lost with it again and again.
+        self.careful = counts_deliveries(self.broker.traits)
+        self.careful_until_s = worker._clock.monotonic_s() + CAREFUL_S
         #: Seconds until the queue is asked again while handlers are busy and it was empty last time.
         self.pause_s = 0.0
         self.ask_again_s = 0.0
@@ -187,7 +189,7 @@ class _Run:
         self.pause_s = self.ask_again_s = 0.0
         self.received += len(batch)
         self.lease_s = lease_s_of(batch[0]) or self.lease_s
-        batch = self._last_deliveries_first(batch)
+        batch = self._lost_first(batch)
         self.w.metrics.add("shinar_received_total", len(batch), queue=batch[0].queue)
         self.pool.submit(batch)
         return False
@@ -205,19 +207,22 @@ class _Run:
                 return batch
         return []
 
-    def _last_deliveries_first(self, batch: list[Delivery]) -> list[Delivery]:
-        """What is lost once more is dead: it is started before its neighbours, not lost behind one of them."""
+    def _lost_before(self, delivery: Delivery) -> bool:
+        """It was handed out before, and as far as the broker knows nothing became of it."""
         traits = self.broker.traits
-        last = [
-            delivery
-            for delivery in batch
-            if last_delivery(deliveries_before(traits, 0, delivery.native_count), self.fewest_attempts)
-        ]
-        self.careful = self.careful and bool(last)
-        if not last or any(delivery.key is not None for delivery in batch):
+        attempts = (facts_of(delivery.body).attempts or 0) if traits.lapse_counts else 0
+        return deliveries_before(traits, attempts, delivery.native_count) > 0
+
+    def _lost_first(self, batch: list[Delivery]) -> list[Delivery]:
+        """Messages that were lost before are started first, not lost once more behind a neighbour."""
+        if not counts_deliveries(self.broker.traits):
+            return batch
+        lost = [delivery for delivery in batch if self._lost_before(delivery)]
+        self.careful = self.careful and bool(lost) and self.w._clock.monotonic_s() < self.careful_until_s
+        if not lost or any(delivery.key is not None for delivery in batch):
             return batch  # nothing overtakes its own key
-        known = {id(delivery) for delivery in last}
-        return last + [delivery for delivery in batch if id(delivery) not in known]
+        known = {id(delivery) for delivery in lost}
+        return lost + [delivery for delivery in batch if id(delivery) not in known]
 
     def _settle(self, done: Done) -> None:
         self.settler.counts["connection_lost"] += done.dropped
