@@ -9,7 +9,8 @@ says what to do next; its `code` is stable. docs/errors.md is made of the docstr
     │   ├── ConfigError        a setting, a URL or a file is wrong: setting, origin
     │   ├── UnknownScheme      no broker or store has this URL scheme: scheme, known, guess
     │   ├── MissingExtra       an optional package is not installed: package, extra
-    │   └── Unsupported        this broker cannot do that: broker, feature, advice
+    │   ├── Unsupported        this broker cannot do that: broker, feature, advice
+    │   └── Closed             used after close(): what
     ├── BrokerError            the broker refused, or did not answer: broker, queue
     │   ├── BrokerUnavailable  unreachable, or the connection was lost (transient)
     │   ├── BrokerFull         out of disk, memory or quota (transient)
@@ -20,6 +21,7 @@ says what to do next; its `code` is stable. docs/errors.md is made of the docstr
     │   └── ProtocolViolation  the peer speaks another protocol
     ├── StoreError             a file or table of our own is damaged or locked
     ├── HandlerTimeout         a handler ran too long: limit_s
+    ├── WorkerLost             the worker process ended each time it handled a message: deliveries
     └── Cancelled              the user stopped it
 """
 
@@ -118,6 +120,17 @@ class Unsupported(UsageError):
         self.broker = broker
         self.feature = feature
         self.advice = advice
+
+
+class Closed(UsageError):
+    """A producer was used after `close()`."""
+
+    code = "SH-1106"
+    remedy = "Open another one."
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} is closed; open another one")
+        self.what = what
 
 
 class BrokerError(ShinarError):
@@ -219,6 +232,20 @@ class HandlerTimeout(ShinarError):
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"the handler ran longer than {limit_s:g} s")
         self.limit_s = limit_s
+
+
+class WorkerLost(ShinarError):
+    """In dead letters only: the broker delivered the message `max_attempts` times, and no worker lived to settle it."""
+
+    code = "SH-1401"
+    remedy = "Find out what ends the process (out of memory, a crash in native code), then redrive."
+
+    def __init__(self, deliveries: int) -> None:
+        super().__init__(
+            f"delivered {deliveries} times without an outcome; the worker process ended while handling it, "
+            "or lost its lease"
+        )
+        self.deliveries = deliveries
 
 
 class Cancelled(ShinarError):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from shinar.delivery.capacity import body_refusal
 from shinar.envelope import SCHEMA_VERSION, judge
-from shinar.errors import ContractError, MissingExtra
+from shinar.errors import BodyTooLarge, ContractError, MissingExtra
 from shinar.redrive.letters.letter import Letter, Nature
 from shinar.redrive.model import Spec
 from shinar.settlement.traits import Traits
@@ -118,14 +119,10 @@ class Checks:
 
 def cannot_carry(body: bytes, target: Traits) -> str:
     """ "" or why no message of this body fits the target broker."""
-    if target.max_body_bytes is not None and len(body) > target.max_body_bytes:
-        return f"{TOO_LARGE}: {len(body)} bytes, {target.name} takes {target.max_body_bytes}"
-    if not target.binary:
-        try:
-            body.decode("utf-8")
-        except UnicodeDecodeError:
-            return f"{NOT_TEXT}: {target.name} carries text only"
-    return ""
+    refusal = body_refusal(target, body)
+    if refusal is None:
+        return ""
+    return f"{TOO_LARGE if isinstance(refusal, BodyTooLarge) else NOT_TEXT}: {refusal}"
 
 
 def swallowed(last_ms: int | None, target: Traits, now_ms: int) -> str:

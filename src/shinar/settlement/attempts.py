@@ -7,6 +7,10 @@ from typing import Any, Final
 
 from shinar.settlement.traits import Traits
 
+#: One delivery without an outcome never condemns a message, whatever `max_attempts` is: a worker that is
+#: killed loses everything it had prefetched, and most of that was never started.
+FEWEST_LOST: Final = 2
+
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -24,6 +28,25 @@ def reconcile(traits: Traits, body_attempts: int, native_count: object, properti
         if native is not None:
             count = max(count, native - traits.count_base)
     return count
+
+
+def counts_deliveries(traits: Traits) -> bool:
+    """Whether a message that was lost without an outcome comes back counted."""
+    return traits.count_base is not None or traits.lapse_counts
+
+
+def deliveries_before(traits: Traits, body_attempts: int, native_count: object) -> int:
+    """How often the broker itself handed the message out before; 0 where it keeps no count."""
+    if traits.count_base is not None:
+        native = parse_count(native_count)
+        return 0 if native is None else max(0, native - traits.count_base)
+    return body_attempts if traits.lapse_counts else 0
+
+
+def delivered_too_often(deliveries: int, max_attempts: int) -> bool:
+    """Every attempt was delivered and none has an outcome: the message ends its workers. It is dead-lettered
+    before another handler is called."""
+    return deliveries >= max(max_attempts, FEWEST_LOST)
 
 
 def parse_count(value: object) -> int | None:

@@ -11,8 +11,16 @@ import msgspec
 from shinar.brokers import Delivery
 from shinar.brokers.projection import MAX_DELAY_S
 from shinar.envelope import Kind, Message, judge, read
-from shinar.errors import ContractError
-from shinar.settlement import Event, Policy, Traits, gated, reconcile
+from shinar.errors import ContractError, WorkerLost
+from shinar.settlement import (
+    Event,
+    Policy,
+    Traits,
+    delivered_too_often,
+    deliveries_before,
+    gated,
+    reconcile,
+)
 from shinar.worker.context import Context, GiveUp, Retry, enter_context
 from shinar.worker.handlers import Handler
 
@@ -71,6 +79,8 @@ def process(
         return Outcome(
             delivery, Event.UNKNOWN_URN, attempts, policy, message, error=f"no handler for {message.urn}"
         )
+    if (attempts or delivery.native_count) and (lost := _lost(delivery, message, target.policy, traits)):
+        return lost
     enter_context((message, delivery))
     try:
         if target.with_context:
@@ -80,6 +90,17 @@ def process(
     except BaseException as exc:  # whatever a handler raises is an outcome; sys.exit must not end our thread
         return Outcome(delivery, Event.FAILED, attempts, target.policy, message, error=exc)
     return HANDLED if answer is None else _answered(delivery, message, target.policy, answer)
+
+
+def _lost(delivery: Delivery, message: Message, policy: Policy, traits: Traits) -> Outcome | None:
+    """Set when the message has ended its workers so often that no further handler is called."""
+    deliveries = deliveries_before(traits, message.attempts, delivery.native_count)
+    if not delivered_too_often(deliveries, policy.max_attempts):
+        return None
+    # This delivery is not one more attempt: the dead letter counts those that reached a handler.
+    before = max(message.attempts, deliveries) - 1
+    error = WorkerLost(deliveries)
+    return Outcome(delivery, Event.FAILED, before, policy, message, error=error, final=True)
 
 
 def _answered(delivery: Delivery, message: Message, policy: Policy, answer: object) -> Outcome | None:

@@ -102,7 +102,9 @@ class Settler:
         for queue, writes in moves.items():
             self._move(queue, writes)
         for (action, delay_s), deliveries in releases.items():
-            self._done(action, deliveries, self.broker.release(deliveries, delay_s))
+            # A retry is an attempt; an unknown URN under `release` is none (RULES 8.3).
+            counted = action is Action.RETRY
+            self._done(action, deliveries, self.broker.release(deliveries, delay_s, count=counted))
         if drops:
             self._done(Action.DROP, drops, self.broker.ack(drops))
 

@@ -123,7 +123,9 @@ class QueueConsumer:
     def _start(self, answer: Future[None], limit: int, *, probe: bool) -> None:
         """Have the consumer running with credit left. A fresh one, or a probe, is answered when what
         the server has is here."""
-        ahead = min(limit * 2 if self._streak >= READ_AHEAD_AFTER else limit, MAX_PREFETCH)
+        # Whoever asks for one wants no other in hand: what is read ahead is lost with a process that ends.
+        reads_ahead = limit > 1 and self._streak >= READ_AHEAD_AFTER
+        ahead = min(limit * 2 if reads_ahead else limit, MAX_PREFETCH)
         running = self._consumer_tag is not None and self._prefetch >= max(ahead, len(self._charged) + 1)
         if running and not probe:
             answer.set_result(None)

@@ -53,7 +53,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shinar.bridge import Counts, Place, Plan, bridge
+    from shinar.bridge import BridgePlan, BrokerQueue, Counts, bridge
     from shinar.brokers import connect, parse
 
     source_url, target_url = parse(args.source), parse(args.target)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("is the source itself", setting="target")
     if refused_url is not None:
         _check_refused_to(refused_url, source_url)
-    plan = Plan(args.copy, args.follow, args.skip, args.limit, args.rate)
+    plan = BridgePlan(args.copy, args.follow, args.skip, args.limit, args.rate)
     word = "copied" if args.copy else "moved"
     progress = Progress(word, args.limit, quiet=args.quiet)
     counts = Counts()
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             target = opened.enter_context(closing(connect(replace(target_url, queue=target_queue))))
             aside = None
             if refused_url is not None:
-                aside = Place(opened.enter_context(closing(connect(refused_url))), refused_url.queue)
+                aside = BrokerQueue(opened.enter_context(closing(connect(refused_url))), refused_url.queue)
             stopper = opened.enter_context(Stopper(quiet=args.quiet))
             steps = bridge(
                 source,

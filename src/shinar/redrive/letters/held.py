@@ -9,11 +9,10 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.leases import RENEW_AFTER, renewal_due
 from shinar.errors import Unsupported
 from shinar.settlement.traits import Traits
 
-#: Part of a lease after which it is renewed.
-RENEW_AFTER: Final = 0.4
 #: Leases a held message is hidden for where the broker lets us choose: a whole dead-letter queue cannot be
 #: renewed every few seconds. After a crash it stays hidden for so long at most.
 HOLD_LEASES: Final = 10
@@ -52,10 +51,10 @@ class Held:
         if self._lease_s is None or self._hold_s is None or not self._held:
             return
         now_s = self._clock.monotonic_s()
-        if now_s - self._renewed_s >= self._lease_s * RENEW_AFTER:
+        if renewal_due(now_s - self._renewed_s, self._lease_s):
             self._renewed_s = now_s
             self._extend(self._long, len(self._held), self._hold_s)
-        if self._long and now_s - self._lengthened_s >= self._hold_s * RENEW_AFTER:
+        if self._long and renewal_due(now_s - self._lengthened_s, self._hold_s):
             self._lengthened_s = now_s
             self._extend(0, self._long, self._hold_s)
 

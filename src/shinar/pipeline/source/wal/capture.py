@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from shinar.brokers.contract import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.leases import renewal_due
 from shinar.errors import BrokerUnavailable, ShinarError
 from shinar.pipeline.rows.delivery_rows import chunk_of, deliveries_of
 from shinar.pipeline.source.options import StreamOptions
@@ -177,7 +178,7 @@ class _Taking:
 
     def keep(self) -> None:
         """Extend what is held before a third of its lease has gone."""
-        if self._lease_s is not None and self._clock.monotonic_s() - self._kept_s >= self._lease_s / 3:
+        if self._lease_s is not None and renewal_due(self._clock.monotonic_s() - self._kept_s, self._lease_s):
             self._extend()
 
     def check(self) -> None:
