@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from shinar.phpmq.engine import Options
 from shinar.phpmq.server.access import Access
-from shinar.phpmq.server.listen import Listener, Server
-from shinar.phpmq.server.options import Options
+from shinar.phpmq.server.hub import Listener
+from shinar.phpmq.server.listen import Server
 from shinar.phpmq.store import Durability, Store
 
 

@@ -286,7 +286,7 @@ def _figures(client: Any) -> list[dict[str, Any]]:
 
     now_ms = time.time_ns() // 1_000_000
     rows = []
-    for one in client.call(ext.Queues(client.tag()), list[ext.QueueFigures]):
+    for one in client.call(ext.Queues(client.tag()), list[ext.QueueMetrics]):
         row = {name: getattr(one, name) for name in one.__struct_fields__[1:-1]}
         age_s = max(0.0, (now_ms - one.oldest_ms) / 1000) if one.oldest_ms else None
         rows.append({"queue": one.name, **row, "oldest_age_s": age_s})
