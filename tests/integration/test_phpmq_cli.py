@@ -97,9 +97,9 @@ def test_backup_and_fsck_beside_a_running_server(url: str, data: Path, tmp_path:
 
 
 def test_fsck_finds_and_mends(data: Path, tmp_path: Path) -> None:
-    from shinar.phpmq.store import Store
+    from shinar.phpmq.store import BrokerStore
 
-    store = Store(data)
+    store = BrokerStore(data)
     queue = store.create_queue("orders")
     store.insert([(queue.next + n, b"%d" % n, None, 1, 0) for n in range(3)])
     queue.next, queue.messages = queue.next + 3, 3

@@ -498,7 +498,7 @@ def test_acked_messages_can_be_read_again_from_the_archive(start: Start, opened,
 
 
 def test_flush_and_transfer(start: Start, opened) -> None:
-    from shinar.phpmq.client import Address, Client
+    from shinar.phpmq.client import Client, PhpmqAddress
     from shinar.phpmq.protocol import extension as ext
 
     server = start()
@@ -506,7 +506,7 @@ def test_flush_and_transfer(start: Start, opened) -> None:
     broker.publish("q", [Outgoing(b"%d" % n) for n in range(5000)])
     broker.publish("q", [Outgoing(b"late", delay_s=60)])
     held = broker.reserve("q", 3, 1)
-    client = Client(Address(port=int(server.url.rpartition(":")[2])))
+    client = Client(PhpmqAddress(port=int(server.url.rpartition(":")[2])))
     with closing(client):
         assert client.call(ext.Transfer(client.tag(), "q", "other", 1000), int) == 1000
         assert [d.body for d in broker.browse("other", 2)] == [b"3", b"4"]
@@ -636,10 +636,10 @@ def test_rights_are_shell_patterns() -> None:
 
 def test_metrics_over_http(tmp_path: Path, opened) -> None:
     from shinar.phpmq.server import MetricsListener, Server
-    from shinar.phpmq.store import Store
+    from shinar.phpmq.store import BrokerStore
 
     def make() -> Server:
-        return Server(Store(tmp_path), (LOOPBACK,), metrics=MetricsListener())
+        return Server(BrokerStore(tmp_path), (LOOPBACK,), metrics=MetricsListener())
 
     with ServerThread(make) as thread:
         opened(thread.url).publish('q"1', bodies("a", "b"))

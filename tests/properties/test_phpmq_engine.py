@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shinar.clock import PinnedClock
 from shinar.phpmq import maintenance
-from shinar.phpmq.protocol.extension import Copy, Extra, Held, Item
-from shinar.phpmq.engine import Engine, Options
+from shinar.phpmq.engine import BrokerEngine, Options
 from shinar.phpmq.engine import queue as queue_module
 from shinar.phpmq.engine.accounts import Account
 from shinar.phpmq.engine.queue import Waiter
-from shinar.phpmq.store import Store
+from shinar.phpmq.protocol.extension import Copy, Extra, Held, Item
+from shinar.phpmq.store import BrokerStore
 
 LEASE_S = 10.0
 
@@ -69,8 +69,8 @@ class EngineMachine(RuleBasedStateMachine):
         self._start()
 
     def _start(self) -> None:
-        self.store = Store(Path(self._folder.name), durability="os", archive=True)
-        self.engine = Engine(self.store, Options(min_free_bytes=0), self.clock)
+        self.store = BrokerStore(Path(self._folder.name), durability="os", archive=True)
+        self.engine = BrokerEngine(self.store, Options(min_free_bytes=0), self.clock)
         self.peers = [FakePeer(), FakePeer()]
 
     def teardown(self) -> None:

@@ -75,7 +75,7 @@ class DamagedPage(StoreError):
         self.queue = queue
 
 
-class Store:
+class BrokerStore:
     def __init__(
         self, folder: Path, *, durability: Durability = "fsync", archive: bool = False,
         checkpoint_mib: int = schema.CHECKPOINT_MIB,
@@ -376,4 +376,4 @@ def _mapped(what: str, queue: int = 0) -> Iterator[None]:
         raise StoreError(text) from exc
 
 
-__all__ = ["DamagedPage", "DelayedRow", "Durability", "Entry", "Later", "QueueRow", "Store", "queue_of"]
+__all__ = ["BrokerStore", "DamagedPage", "DelayedRow", "Durability", "Entry", "Later", "QueueRow", "queue_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shinar.phpmq.engine.engine import Engine
+from shinar.phpmq.engine.engine import BrokerEngine
 from shinar.phpmq.engine.options import DispatchForm, Options, RequestRefused
 
-__all__ = ["DispatchForm", "Engine", "Options", "RequestRefused"]
+__all__ = ["BrokerEngine", "DispatchForm", "Options", "RequestRefused"]

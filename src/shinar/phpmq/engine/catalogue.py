@@ -11,7 +11,7 @@ from typing import Final
 from shinar.phpmq.engine.changes import Changes
 from shinar.phpmq.engine.options import Options, RequestRefused
 from shinar.phpmq.engine.queue import Budget, Queue
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 log = logging.getLogger("shinar.phpmq")
 
@@ -20,7 +20,9 @@ DLQ_SUFFIX: Final = ".dlq"
 
 
 class Catalogue:
-    def __init__(self, store: Store, options: Options, changes: Changes, damaged: dict[str, str]) -> None:
+    def __init__(
+        self, store: BrokerStore, options: Options, changes: Changes, damaged: dict[str, str]
+    ) -> None:
         self._store = store
         self._options = options
         self._changes = changes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from shinar.clock import Clock
 from shinar.phpmq.engine.queue import Queue
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Totals:
 
 
 class Changes:
-    def __init__(self, store: Store, totals: Totals, clock: Clock) -> None:
+    def __init__(self, store: BrokerStore, totals: Totals, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self.totals = totals

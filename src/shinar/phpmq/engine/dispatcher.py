@@ -17,7 +17,7 @@ from shinar.phpmq.engine.intake import Intake
 from shinar.phpmq.engine.leases import Leases
 from shinar.phpmq.engine.options import Options, RequestRefused
 from shinar.phpmq.engine.queue import PLAIN_TAKE_BYTES, TAKE_BYTES, Peer, PlainConsumer, Queue, Waiter
-from shinar.phpmq.store import DamagedPage, Entry, Store
+from shinar.phpmq.store import BrokerStore, DamagedPage, Entry
 
 #: Why a message was buried.
 EXPIRED: Final = "expired"
@@ -30,7 +30,7 @@ SPARE_DEADLINES: Final = 1000
 
 class Dispatcher:
     def __init__(
-        self, store: Store, catalogue: Catalogue, intake: Intake, leases: Leases, changes: Changes,
+        self, store: BrokerStore, catalogue: Catalogue, intake: Intake, leases: Leases, changes: Changes,
         options: Options,
     ) -> None:  # fmt: skip
         self._store = store

@@ -15,13 +15,13 @@ from shinar.phpmq.engine.dispatcher import Dispatcher
 from shinar.phpmq.engine.intake import Intake
 from shinar.phpmq.engine.leases import Leases
 from shinar.phpmq.engine.options import Options
-from shinar.phpmq.engine.settlement import Settlement
+from shinar.phpmq.engine.settler import Settler
 from shinar.phpmq.engine.upkeep import Upkeep
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 
-class Engine:
-    def __init__(self, store: Store, options: Options, clock: Clock) -> None:
+class BrokerEngine:
+    def __init__(self, store: BrokerStore, options: Options, clock: Clock) -> None:
         self.store = store
         self.options = options
         self.clock = clock
@@ -39,8 +39,10 @@ class Engine:
         self.queues = queues = Catalogue(store, options, changes, self._damaged)
         self.intake = intake = Intake(store, queues, changes, options, clock)
         self.dispatcher = dispatcher = Dispatcher(store, queues, intake, leases, changes, options)
-        self.settlement = Settlement(store, queues, intake, dispatcher, leases, changes=changes, clock=clock)
-        self.upkeep = Upkeep(store, queues, intake, dispatcher, leases, changes=changes, clock=clock)
+        self.settlement = Settler(
+            store, queues, intake, dispatcher, leases=leases, changes=changes, clock=clock
+        )
+        self.upkeep = Upkeep(store, queues, intake, dispatcher, leases=leases, changes=changes, clock=clock)
 
     def tick(self) -> None:
         """Do what is due, hand out, and make it all durable. Replies may leave when this returns."""

@@ -16,7 +16,7 @@ from shinar.phpmq.engine.changes import Changes
 from shinar.phpmq.engine.options import Options, RequestRefused
 from shinar.phpmq.engine.queue import Queue
 from shinar.phpmq.protocol.extension import Extra, Item, pack_extra, unpack_extra
-from shinar.phpmq.store import DelayedRow, Entry, Store
+from shinar.phpmq.store import BrokerStore, DelayedRow, Entry
 
 #: Headers and key of one message together.
 MAX_EXTRA_BYTES: Final = 64 * 1024
@@ -29,7 +29,7 @@ SOURCE_HEADER: Final = "phpmq-queue"
 
 class Intake:
     def __init__(
-        self, store: Store, catalogue: Catalogue, changes: Changes, options: Options, clock: Clock
+        self, store: BrokerStore, catalogue: Catalogue, changes: Changes, options: Options, clock: Clock
     ) -> None:
         self._store = store
         self._catalogue = catalogue

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from shinar.phpmq.engine.accounts import Account
 from shinar.phpmq.engine.leases import Lease
 from shinar.phpmq.engine.options import RequestRefused
-from shinar.phpmq.store import Entry, QueueRow, Store
+from shinar.phpmq.store import BrokerStore, Entry, QueueRow
 
 #: What an entry costs beside its body: tuple, integers, object headers.
 ENTRY_BYTES: Final = 300
@@ -91,7 +91,7 @@ class Budget:
 
 
 class Queue:
-    def __init__(self, row: QueueRow, store: Store, budget: Budget) -> None:
+    def __init__(self, row: QueueRow, store: BrokerStore, budget: Budget) -> None:
         self.row = row
         self._store = store
         self._budget = budget

@@ -21,7 +21,7 @@ from shinar.phpmq.engine.leases import Leases
 from shinar.phpmq.engine.options import RequestRefused
 from shinar.phpmq.engine.queue import Queue
 from shinar.phpmq.protocol.extension import Item, unpack_extra
-from shinar.phpmq.store import DamagedPage, Entry, Later, Store, queue_of
+from shinar.phpmq.store import BrokerStore, DamagedPage, Entry, Later, queue_of
 
 #: Messages one step moves or buries.
 STEP: Final = 500
@@ -41,8 +41,8 @@ class JobClient:
 
 class Upkeep:
     def __init__(
-        self, store: Store, catalogue: Catalogue, intake: Intake, dispatcher: Dispatcher, leases: Leases,
-        *, changes: Changes, clock: Clock,
+        self, store: BrokerStore, catalogue: Catalogue, intake: Intake, dispatcher: Dispatcher,
+        *, leases: Leases, changes: Changes, clock: Clock,
     ) -> None:  # fmt: skip
         self._store = store
         self._catalogue = catalogue

@@ -37,27 +37,27 @@ def extra_bytes(payload: bytes, *, copies: bool) -> int:
         return 0  # malformed: whoever decodes it in full says what is wrong
 
 
-class _Item(msgspec.Struct, array_like=True):
+class _MeasuredItem(msgspec.Struct, array_like=True):
     body: msgspec.Raw
     extra: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-class _Copy(msgspec.Struct, array_like=True):
+class _MeasuredCopy(msgspec.Struct, array_like=True):
     token: msgspec.Raw
     key: msgspec.Raw
-    item: _Item
+    item: _MeasuredItem
 
 
 class _Items(msgspec.Struct, array_like=True):
     tag: msgspec.Raw
     queue: msgspec.Raw
-    items: list[_Item]
+    items: list[_MeasuredItem]
 
 
 class _Copies(msgspec.Struct, array_like=True):
     tag: msgspec.Raw
     queue: msgspec.Raw
-    items: list[_Copy]
+    items: list[_MeasuredCopy]
 
 
 _PUBLISH: Final = msgspec.msgpack.Decoder(_Items)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shinar.errors import ProtocolViolation, StoreError
-from shinar.phpmq.engine import DispatchForm, Engine, RequestRefused
+from shinar.phpmq.engine import BrokerEngine, DispatchForm, RequestRefused
 from shinar.phpmq.engine.accounts import Account
 from shinar.phpmq.server.access import Access
 from shinar.phpmq.server.connection import Connection
@@ -52,7 +52,7 @@ class Listener:
 
 
 class Hub:
-    def __init__(self, engine: Engine, access: Access, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: BrokerEngine, access: Access, loop: asyncio.AbstractEventLoop) -> None:
         self.engine = engine
         self.options = engine.options
         self.clock = engine.clock

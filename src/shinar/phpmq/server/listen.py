@@ -10,13 +10,13 @@ from typing import Final
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError
-from shinar.phpmq.engine import Engine, Options
+from shinar.phpmq.engine import BrokerEngine, Options
 from shinar.phpmq.server.access import Access
 from shinar.phpmq.server.connection import Connection
 from shinar.phpmq.server.hub import Hub, Listener
 from shinar.phpmq.server.metrics_endpoint import MetricsEndpoint, MetricsListener
 from shinar.phpmq.server.sockets import remove_stale
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 #: Seconds a client has for its TLS handshake.
 HANDSHAKE_S: Final = 10.0
@@ -28,7 +28,7 @@ class Server:
     """A store, served on listeners. `start` and `stop` belong to one event loop."""
 
     def __init__(
-        self, store: Store, listeners: tuple[Listener, ...], *, options: Options | None = None,
+        self, store: BrokerStore, listeners: tuple[Listener, ...], *, options: Options | None = None,
         access: Access | None = None, clock: Clock = SYSTEM, metrics: MetricsListener | None = None,
     ) -> None:  # fmt: skip
         self.listeners = listeners
@@ -43,7 +43,7 @@ class Server:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self.hub = Hub(Engine(self._store, self._options, self._clock), self.access, loop)
+        self.hub = Hub(BrokerEngine(self._store, self._options, self._clock), self.access, loop)
         loop.set_exception_handler(self.hub.loop_error)
         try:
             for listener in self.listeners:

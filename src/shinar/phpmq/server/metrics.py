@@ -13,7 +13,7 @@ from shinar.phpmq.protocol.extension import QueueMetrics
 from shinar.phpmq.store import DamagedPage
 
 if TYPE_CHECKING:
-    from shinar.phpmq.engine import Engine
+    from shinar.phpmq.engine import BrokerEngine
     from shinar.phpmq.server.hub import Hub
 
 #: Field of Totals -> what it counts.
@@ -42,7 +42,7 @@ _GAUGES: Final = {
 }
 
 
-def of_queues(engine: Engine, wanted: Callable[[str], bool]) -> Iterator[QueueMetrics | None]:
+def of_queues(engine: BrokerEngine, wanted: Callable[[str], bool]) -> Iterator[QueueMetrics | None]:
     """One row for each queue, by name; None for a queue that is not wanted, or is gone meanwhile."""
     for name in sorted(engine.queues.by_name):
         queue = engine.queues.find(name)
@@ -56,7 +56,7 @@ def of_queues(engine: Engine, wanted: Callable[[str], bool]) -> Iterator[QueueMe
         )  # fmt: skip
 
 
-def _oldest_ms(engine: Engine, name: str) -> int:
+def _oldest_ms(engine: BrokerEngine, name: str) -> int:
     queue = engine.queues.find(name)
     if queue is None or queue.damage:
         return 0

@@ -80,7 +80,7 @@ def default_data() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     from shinar.phpmq.server import Server
-    from shinar.phpmq.store import Store
+    from shinar.phpmq.store import BrokerStore
 
     logging.basicConfig(
         level=logging.WARNING if args.quiet else logging.INFO,
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     args.max_connections = _allow_files(args.max_connections)
     access = _access(args)
     listeners = _listeners(args, bool(access.tokens))
-    store = Store(
+    store = BrokerStore(
         args.data,
         durability=args.durability,
         archive=args.archive,

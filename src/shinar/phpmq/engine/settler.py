@@ -17,16 +17,16 @@ from shinar.phpmq.engine.intake import Intake
 from shinar.phpmq.engine.leases import Leases
 from shinar.phpmq.engine.queue import PlainConsumer, Queue
 from shinar.phpmq.protocol.extension import Copy, Held, Item
-from shinar.phpmq.store import DelayedRow, Entry, Store
+from shinar.phpmq.store import BrokerStore, DelayedRow, Entry
 
 #: Why a message was buried.
 DEAD: Final = "dead-letter"
 
 
-class Settlement:
+class Settler:
     def __init__(
-        self, store: Store, catalogue: Catalogue, intake: Intake, dispatcher: Dispatcher, leases: Leases,
-        *, changes: Changes, clock: Clock,
+        self, store: BrokerStore, catalogue: Catalogue, intake: Intake, dispatcher: Dispatcher,
+        *, leases: Leases, changes: Changes, clock: Clock,
     ) -> None:  # fmt: skip
         self._store = store
         self._catalogue = catalogue
