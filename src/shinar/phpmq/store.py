@@ -221,6 +221,15 @@ class BrokerStore:
         entry: Entry = _entry((*fields, count), key)
         return entry
 
+    def get_many(self, counts: dict[int, int]) -> list[Entry]:
+        """The messages of one queue that are still there, in order: key -> deliveries before."""
+        found: list[Entry] = []
+        with _mapped("read messages", queue_of(next(iter(counts)))):
+            for first, last in _runs(list(counts)):
+                rows = self._db.execute("SELECT * FROM message WHERE key BETWEEN ? AND ?", (first, last))
+                found += [_entry((*fields, counts[fields[0]]), last) for fields in rows]
+        return found
+
     def delete(self, keys: Sequence[int]) -> None:
         """Forget messages of one queue, and how often they were delivered."""
         runs = _runs(keys)

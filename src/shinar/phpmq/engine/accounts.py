@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 class Account:
     __slots__ = ("__weakref__", "handed_bytes", "handed_messages", "inbound_bytes", "name", "reserved",
-                 "turn", "unsent_bytes")  # fmt: skip
+                 "rests_until_s", "turn", "unsent_bytes")  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -20,6 +20,8 @@ class Account:
         #: Bytes of unfinished requests, and of replies the client has not read.
         self.inbound_bytes = 0
         self.unsent_bytes = 0
+        #: Monotonic time until which others go first, because its last slice was too long.
+        self.rests_until_s = 0.0
         #: The dispatch turn the two numbers below belong to, and what the client was handed in it.
         self.turn = 0
         self.handed_messages = 0

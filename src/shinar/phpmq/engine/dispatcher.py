@@ -22,8 +22,8 @@ from shinar.phpmq.store import BrokerStore, DamagedPage, Entry
 #: Why a message was buried.
 EXPIRED: Final = "expired"
 #: What one client is handed in one tick before the others have their turn.
-QUANTUM_MESSAGES: Final = 5_000
-QUANTUM_BYTES: Final = 8 * 1024 * 1024
+QUANTUM_MESSAGES: Final = 2_000
+QUANTUM_BYTES: Final = 4 * 1024 * 1024
 #: Waiters that were served stay in the deadline heap until it has this many spare rows.
 SPARE_DEADLINES: Final = 1000
 

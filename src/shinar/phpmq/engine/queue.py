@@ -27,6 +27,8 @@ WINDOW_ROWS: Final = 4000
 #: Bodies given out in one reply, and to a plain consumer in one go.
 TAKE_BYTES: Final = 4 * 1024 * 1024
 PLAIN_TAKE_BYTES: Final = 512 * 1024
+#: Returned messages read from the store in one go.
+RETURNED_ROWS: Final = 200
 #: Up to so many returned messages are sorted in one by one; more are merged at once.
 INSERT_ONE_BY_ONE: Final = 8
 
@@ -183,11 +185,14 @@ class Queue:
         taken: list[Entry] = []
         size = freed = 0
         window = self._window
+        returned: deque[Entry] = deque()
         while len(taken) < limit and size < max_bytes:
-            if self._returned:
-                entry = self._take_returned()
-                if entry is None:
+            if self._returned and not returned:
+                returned = self._take_returned(min(limit - len(taken), RETURNED_ROWS))
+                if not returned:
                     continue
+            if returned:
+                entry = returned.popleft()
             elif window or self._refill():
                 entry = window.popleft()
                 freed += len(entry[1]) + ENTRY_BYTES
@@ -199,13 +204,16 @@ class Queue:
             taken.append(entry)
             size += len(entry[1])
         self._budget.used -= freed
+        if returned:
+            self.give_back({entry[0]: entry[5] if len(entry) == 6 else 0 for entry in returned})
         return taken
 
-    def _take_returned(self) -> Entry | None:
-        """The first message that came back; None when it was flushed or expired meanwhile."""
-        key = -self._returned.pop()
-        count = self._returned_counts.pop(key, None)
-        return None if count is None else self._store.get(key, count)
+    def _take_returned(self, limit: int) -> deque[Entry]:
+        """The first messages that came back, without those that were flushed or expired meanwhile."""
+        keys = [-key for key in reversed(self._returned[-limit:])]
+        del self._returned[-limit:]
+        counts = {key: self._returned_counts.pop(key) for key in keys if key in self._returned_counts}
+        return deque(self._store.get_many(counts)) if counts else deque()
 
     def _refill(self) -> bool:
         if self.loaded == self.row.last:

@@ -61,7 +61,7 @@ class Upkeep:
             self._promote(now_ms)
         end_s = self._leases.next_end_s
         if end_s is not None and end_s <= now_s:
-            for lease, taken in self._leases.lapse(now_s, LONG_STEP):
+            for lease, taken in self._leases.lapse(now_s, STEP):
                 if not lease.ended:
                     self._changes.totals.lapsed += len(taken)
                 counts = {key: count + 1 for key, count in taken.items()}

@@ -30,7 +30,7 @@ MAX_WAIT_MS: Final = 60_000
 MAX_BROWSE: Final = 1_000
 MAX_BROWSE_BYTES: Final = 4 * 1024 * 1024
 #: Messages in one publish or move: they are one transaction, so they cannot be done in steps.
-MAX_ITEMS: Final = 5_000
+MAX_ITEMS: Final = 2_000
 #: Headers and keys of all messages of one publish or move.
 MAX_EXTRAS_BYTES: Final = 2 * 1024 * 1024
 #: Receipts in one ack, release or extend; and how many of them one step settles.

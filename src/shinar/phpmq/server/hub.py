@@ -32,6 +32,9 @@ DEFAULT_PORT: Final = 9100
 #: Seconds of one tick that the requests of one client may take, and those of one connection in a row.
 CLIENT_SLICE_S: Final = 0.005
 CONNECTION_SLICE_S: Final = 0.002
+#: A request cannot be stopped halfway. A client whose slice took longer than it should lets others go first
+#: for as long as that was, and at most for this.
+LONGEST_REST_S: Final = 0.1
 #: Seconds between two rounds of looking for clients that take too long.
 PATROL_S: Final = 0.5
 #: Seconds between two rounds of forgetting old archived messages.
@@ -139,9 +142,11 @@ class Hub:
     def _serve(self) -> None:
         """Give each client with requests its slice; its connections take turns."""
         line, self._line = self._line, {}
-        for connections in line.values():
+        for account, connections in line.items():
             now_s = self.clock.monotonic_s()
             until_s = now_s + CLIENT_SLICE_S
+            if len(line) > 1 and now_s < account.rests_until_s:
+                until_s = now_s
             while connections and now_s < until_s:
                 connection = connections.popleft()
                 connection.in_line = False
@@ -151,6 +156,7 @@ class Hub:
                     # Of the same client still, unless it said hello just now.
                     connections.append(connection)
                     connection.in_line = True
+            account.rests_until_s = max(account.rests_until_s, now_s + min(now_s - until_s, LONGEST_REST_S))
             for connection in connections:
                 connection.in_line = False
                 self.line_up(connection)
