@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -145,10 +145,10 @@ def test_a_request_with_too_much_in_it_is_refused_before_it_is_decoded(start: St
         with pytest.raises(ProtocolViolation, match="300000 messages"):
             client.call(many, int)
         note = ext.Extra({f"h{number}": "x" * 100 for number in range(100)})
-        with pytest.raises(BrokerError, match="headers|limit"):
+        with pytest.raises(BrokerError, match="limit"):
             client.call(ext.Publish(client.tag(), "q", [ext.Item(b"", note)] * 500), int)
         copies = [ext.Copy(1, 1, ext.Item(b"", note))] * 500
-        with pytest.raises(BrokerError, match="headers|limit"):
+        with pytest.raises(BrokerError, match="limit"):
             client.call(ext.Move(client.tag(), "q", copies), list[ext.Held])
         with pytest.raises(ProtocolViolation, match="20000 receipts"):
             client.call(ext.Ack(client.tag(), [ext.Held(7, [1] * 41_000)]), list[ext.Held])
@@ -238,7 +238,7 @@ def test_expiry_and_dead_letters_do_not_get_around_the_limit_on_queues(start: St
 
 
 def damage(folder: Path, queue: str) -> None:
-    """Overwrite the leaf pages that hold a queue's messages."""
+    """Overwrite the leaf pages that hold messages of this queue and of no other."""
     path = folder / DATA_FILE
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -246,7 +246,8 @@ def damage(folder: Path, queue: str) -> None:
     needle = f"body of {queue}".encode()
     hit = 0
     for begin in range(4096, len(data), 4096):
-        if data[begin] == 0x0D and needle in data[begin : begin + 4096]:
+        page = data[begin : begin + 4096]
+        if page[0] == 0x0D and page.count(needle) == page.count(b"body of ") > 0:
             data[begin : begin + 4096] = b"\xff" * 4096
             hit += 1
     assert hit
@@ -256,7 +257,8 @@ def damage(folder: Path, queue: str) -> None:
 def test_a_damaged_page_closes_its_queue_and_no_other(start: Start, opened: Open, tmp_path: Path) -> None:
     server = start()
     broker = opened(server.url)
-    for queue in ("sound", "broken", "other"):
+    # Pages are shared at the border of two queues, so there is a queue between those that matter.
+    for queue in ("sound", "before", "broken", "behind", "other"):
         broker.publish(queue, [Outgoing(f"body of {queue} {n}".encode() + bytes(400)) for n in range(200)])
     server.stop()
     damage(tmp_path / "data", "broken")
@@ -473,41 +475,29 @@ signal.pause()
 
 def test_counts_survive_killed_clients_and_a_killed_server(tmp_path: Path) -> None:
     """A message that kills its worker is counted each time, and so is one that dies with the broker."""
-    command = [sys.executable, "-m", "shinar.cli.main", "broker", "serve", "--listen", "127.0.0.1:0"]
-
-    def serve() -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
-
-    def hold(url: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen([sys.executable, "-c", HOLD, url], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        return process, process.stdout.readline().strip()
-
-    server, url = serve()
-    with closing(connect(url)) as broker:
-        broker.publish("q", bodies(1))
-    for count in range(3):
-        worker, counts = hold(url)
-        assert counts == f"[{count}]"
-        worker.kill()
-        worker.wait()
-    worker, counts = hold(url)
-    assert counts == "[3]"
-    os.kill(server.pid, signal.SIGKILL)
-    server.wait()
-    worker.kill()
-    worker.wait()
-    server, url = serve()
-    try:
+    serve = ["-m", "shinar.cli.main", "broker", "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]
+    with begun(*serve) as (server, url):
         with closing(connect(url)) as broker:
-            assert [one.native_count for one in broker.reserve("q", 5, 10)] == [4]
-    finally:
-        server.terminate()
-        server.wait()
+            broker.publish("q", bodies(1))
+        for count in range(3):
+            with begun("-c", HOLD, url) as (_, counts):
+                assert counts == f"[{count}]"
+        with begun("-c", HOLD, url) as (_, counts):
+            assert counts == "[3]"
+            os.kill(server.pid, signal.SIGKILL)
+            server.wait()
+    with begun(*serve) as (_, url), closing(connect(url)) as broker:
+        assert [one.native_count for one in broker.reserve("q", 5, 10)] == [4]
+
+
+@contextmanager
+def begun(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A Python process and the first line it prints; it is killed in the end."""
+    command = [sys.executable, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
 
 
 def test_receipts_of_a_lost_connection_are_lapsed_not_an_error(start: Start, opened: Open) -> None:
@@ -594,9 +584,7 @@ class _line_server:
             client.sendall(self._greeting)
 
 
-def test_two_threads_on_one_connection_are_refused_and_nothing_is_mixed_up(
-    start: Start, opened: Open
-) -> None:
+def test_two_threads_on_one_connection_are_refused_and_nothing_is_mixed(start: Start, opened: Open) -> None:
     broker = opened(start().url)
     results: list[int] = []
     waiting = threading.Thread(target=lambda: results.append(len(broker.reserve("q", 1, 3))))
