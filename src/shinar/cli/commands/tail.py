@@ -36,6 +36,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shinar.brokers import connect
+    from shinar.cli.commands.broker.broker import say_missing
 
     settings = settings_of(args)
     url, queue = address(args, settings)
@@ -57,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
                     return 0
             seen = present  # what is gone from the queue need not be remembered
             if not args.follow:
+                if not shown:
+                    say_missing(url, queue)
                 return 0
             sys.stdout.flush()  # whoever reads a pipe must not wait for a full buffer
             time.sleep(args.interval_s)
