@@ -1,4 +1,4 @@
-"""Every knob of the server in one frozen value, with the reason for its default."""
+"""Every setting of the broker in one frozen value, with the reason for its default. Reads no file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ class Options:
     plain_lease_s: float = 1800.0
     #: Bodies kept ready in memory, over all queues; the rest waits on disk.
     memory_bytes: int = 64 * 1024 * 1024
-    #: Unfinished frames of all clients together.
+    #: Unfinished frames of all clients together; one client may have a quarter of it, or one whole frame.
     inbound_bytes: int = 256 * 1024 * 1024
+    #: Replies that one client has not read, over all its connections. Above it no more requests are served.
+    unsent_bytes: int = 64 * 1024 * 1024
     max_connections: int = 1000
+    #: Queues; the dead-letter queue that the broker adds to a queue does not count.
     max_queues: int = 10_000
-    #: Messages one connection may hold unsettled.
-    max_held: int = 100_000
-    #: Messages all connections together may hold unsettled; each costs about 100 bytes of memory.
+    #: Messages one client may have reserved, over all its connections and detached leases.
+    max_held: int = 200_000
+    #: Messages all clients together may have reserved; each costs about 150 bytes of memory.
     max_inflight: int = 500_000
+    #: Reserves of one connection that may wait for messages at a time.
+    max_waiting: int = 1_000
     #: Messages one reserve may take.
     max_reserve: int = 10_000
-    #: A client that connects and stays silent is cut off after this; afterwards it may idle for ever.
+    #: A client that connects and stays silent is cut off after this; afterwards it may idle for as long as
+    #: no new connection needs its slot.
     first_frame_s: float = 60.0
     #: A frame must be complete this long after its first byte, plus a second for each `slowest_bytes_s`.
     frame_s: float = 15.0
@@ -57,7 +63,7 @@ class Options:
             )
 
 
-class Refused(Exception):  # an answer, not a fault: it becomes an ERROR message
+class RequestRefused(Exception):  # an answer, not a fault: it becomes an ERROR message
     """A request that is answered with an error while its connection goes on."""
 
     def __init__(self, code: str, text: str, detail: tuple[int, ...] = ()) -> None:
