@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shinar.pipeline.pipeline import Pipeline, Summary
+    from shinar.pipeline.pipeline import Pipeline, RunSummary
 
-__all__ = ["Pipeline", "Summary"]
+__all__ = ["Pipeline", "RunSummary"]
 
 
 def __getattr__(name: str) -> object:

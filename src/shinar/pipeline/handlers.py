@@ -23,7 +23,7 @@ from shinar.errors import ConfigError
 from shinar.pipeline.batch.journal import BatchId, Manifest, stage_dir
 from shinar.pipeline.batch.route import check_pattern
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import STATE_DIR, Commit, Store
+from shinar.pipeline.lake.store import STATE_DIR, Commit, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -55,7 +55,7 @@ class Pending(msgspec.Struct, frozen=True):
     error: str
 
 
-class State(msgspec.Struct, frozen=True):
+class HandlerState(msgspec.Struct, frozen=True):
     """Per handler: the last batch it was given in each run, and those it still owes."""
 
     given: dict[str, int] = {}
@@ -70,8 +70,10 @@ def make(name: str, patterns: Sequence[str], transform: Transform) -> Handler:
     return Handler(name, tuple(patterns), transform)
 
 
-class Runner:
-    def __init__(self, store: Store, job: str, handlers: Sequence[Handler], clock: Clock = SYSTEM) -> None:
+class HandlerRunner:
+    def __init__(
+        self, store: TableStore, job: str, handlers: Sequence[Handler], clock: Clock = SYSTEM
+    ) -> None:
         self._store = store
         self._job = job
         self._handlers = tuple(handlers)
@@ -86,7 +88,7 @@ class Runner:
             known = any(pending.batch == batch for pending in state.pending)
             if not known and state.given.get(batch.app, -1) < batch.number:
                 owed = (*state.pending, Pending(batch, 0, "not run yet"))
-                self._save(handler, State(state.given, owed))
+                self._save(handler, HandlerState(state.given, owed))
 
     def after(self, spark: SparkSession, manifest: Manifest) -> list[Pending]:
         """Run every handler over a committed batch, and some of what is still owed. Returns the failures."""
@@ -98,7 +100,7 @@ class Runner:
                 failure = self._attempt(handler, rows, manifest.batch, attempt=1)
                 given = {**state.given, manifest.batch.app: manifest.batch.number}
                 others = tuple(p for p in state.pending if p.batch != manifest.batch)
-                self._save(handler, State(given, (*others, failure) if failure else others))
+                self._save(handler, HandlerState(given, (*others, failure) if failure else others))
                 failed += [failure] if failure else []
             due = [p for p in self.state(handler).pending if p.batch != manifest.batch]
             for pending in [p for p in due if p.attempts < MAX_ATTEMPTS][:RETRIES_PER_BATCH]:
@@ -113,18 +115,18 @@ class Runner:
                 failed += self._again(spark, handler, pending)
         return failed
 
-    def state(self, handler: Handler) -> State:
+    def state(self, handler: Handler) -> HandlerState:
         try:
-            return msgspec.json.decode(self._path(handler).read_bytes(), type=State)
+            return msgspec.json.decode(self._path(handler).read_bytes(), type=HandlerState)
         except FileNotFoundError:
-            return State()
+            return HandlerState()
 
     def _again(self, spark: SparkSession, handler: Handler, pending: Pending) -> list[Pending]:
         rows = tables.read(spark, self._store, "messages").where(F.col("batch") == pending.batch.name)
         failure = self._attempt(handler, rows, pending.batch, pending.attempts + 1)
         state = self.state(handler)
         others = tuple(p for p in state.pending if p.batch != pending.batch)
-        self._save(handler, State(state.given, (*others, failure) if failure else others))
+        self._save(handler, HandlerState(state.given, (*others, failure) if failure else others))
         return [failure] if failure else []
 
     def _attempt(self, handler: Handler, rows: DataFrame, batch: BatchId, attempt: int) -> Pending | None:
@@ -177,7 +179,7 @@ class Runner:
     def _path(self, handler: Handler) -> Path:
         return self._store.root / STATE_DIR / "handlers" / self._job / f"{handler.name}.json"
 
-    def _save(self, handler: Handler, state: State) -> None:
+    def _save(self, handler: Handler, state: HandlerState) -> None:
         durable.write(self._path(handler), msgspec.json.encode(state))
 
 

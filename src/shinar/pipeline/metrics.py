@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
-class Figures:
+class PipelineMetrics:
     def __init__(self, metrics: Metrics, job: str) -> None:
         self._metrics = metrics
         self._job = job

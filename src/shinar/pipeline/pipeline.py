@@ -21,12 +21,12 @@ from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, Unsupported
 from shinar.observe import Metrics
 from shinar.pipeline.batch.journal import BatchId, Journal, Manifest, alone, sweep_stages, unfinished
-from shinar.pipeline.batch.processor import STREAM_HORIZON_S, Line, PutDown, Rules
+from shinar.pipeline.batch.processor import STREAM_HORIZON_S, BatchProcessor, BatchRules, StagedBatch
 from shinar.pipeline.batch.route import Routes
 from shinar.pipeline.config import Settings, address, epoch_of, job_name, same_broker
-from shinar.pipeline.handlers import Handler, Pending, Runner, Transform, make
-from shinar.pipeline.lake.store import STATE_DIR, Store, open_store, quoted, read
-from shinar.pipeline.metrics import Figures
+from shinar.pipeline.handlers import Handler, HandlerRunner, Pending, Transform, make
+from shinar.pipeline.lake.store import STATE_DIR, TableStore, open_store, quoted, read
+from shinar.pipeline.metrics import PipelineMetrics
 from shinar.pipeline.session import register
 from shinar.pipeline.source.archive import parquet_files
 from shinar.pipeline.spark_errors import plainly
@@ -42,7 +42,7 @@ _JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 _GLANCE_S: Final = 1
 
 
-class Summary(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """What a run did. `balanced` is part of it because a run that is not never gets here."""
 
     batches: int = 0
@@ -83,12 +83,12 @@ class Pipeline:
         *,
         lake: str,
         settings: Settings | None = None,
-        rules: Rules | None = None,
+        rules: BatchRules | None = None,
         clock: Clock = SYSTEM,
         metrics: Metrics | None = None,
         **given: Any,
     ) -> None:
-        chosen = _settings(settings or Settings(), rules or Rules(), given)
+        chosen = _settings(settings or Settings(), rules or BatchRules(), given)
         self._spark = spark
         self._settings, self._rules = chosen
         self._clock = clock
@@ -103,7 +103,7 @@ class Pipeline:
         if self._rules.registry:
             load_registry(self._rules.registry)
         self.metrics = metrics or Metrics()
-        self._figures = Figures(self.metrics, self.job)
+        self._job_metrics = PipelineMetrics(self.metrics, self.job)
         self._handlers: list[Handler] = []
         self._stopping = threading.Event()
         self._in_hand = threading.Event()
@@ -116,7 +116,7 @@ class Pipeline:
         self.on_glance: Callable[[], None] | None = None
 
     @property
-    def store(self) -> Store:
+    def store(self) -> TableStore:
         return self._store
 
     def handler(self, *patterns: str, name: str | None = None) -> Callable[[Transform], Transform]:
@@ -138,7 +138,7 @@ class Pipeline:
     def table(self, name: str) -> DataFrame:
         return read(self._spark, self._store, name)
 
-    def run(self, *, once: bool = False, interval: str | None = None) -> Summary:
+    def run(self, *, once: bool = False, interval: str | None = None) -> RunSummary:
         """Read until the queue is drained (`once`) or until `stop`. Returns what was done."""
         if self._settings.path:
             with plainly():
@@ -198,7 +198,7 @@ class Pipeline:
             writer = _every(writer, interval)
         return writer.start()
 
-    def process(self, rows: DataFrame, batch: BatchId | None = None) -> Summary:
+    def process(self, rows: DataFrame, batch: BatchId | None = None) -> RunSummary:
         """One batch from a DataFrame of judged rows: an archive, or a test."""
         started_s = self._clock.monotonic_s()
         self._totals = _Totals()
@@ -213,12 +213,12 @@ class Pipeline:
     def retry_handlers(self) -> list[Pending]:
         return self._runner().retry(self._spark)
 
-    def _step(self, rows: DataFrame, batch: BatchId, rules: Rules) -> None:
+    def _step(self, rows: DataFrame, batch: BatchId, rules: BatchRules) -> None:
         session = rows.sparkSession
         journal = Journal(self._store, batch.job, batch.epoch)
         manifest = journal.done_batch(batch.number)
         if manifest is None:
-            line = Line(session, self._store, rules, self._clock)
+            line = BatchProcessor(session, self._store, rules, self._clock)
             if journal.open_batch(batch.number) is not None:
                 manifest = self._commit(journal, batch, None, line)
             else:
@@ -230,7 +230,9 @@ class Pipeline:
         if self.on_batch is not None:
             self.on_batch(manifest)
 
-    def _commit(self, journal: Journal, batch: BatchId, found: PutDown | None, line: Line) -> Manifest | None:
+    def _commit(
+        self, journal: Journal, batch: BatchId, found: StagedBatch | None, line: BatchProcessor
+    ) -> Manifest | None:
         """The batch as it was decided before, or else now; None when it is neither decided nor read."""
         with alone(self._store):
             manifest = journal.done_batch(batch.number)
@@ -244,13 +246,13 @@ class Pipeline:
             self._runner().owe(manifest)
             journal.carry_out(manifest)
         self._totals.add(manifest)
-        self._figures.batch(manifest)
+        self._job_metrics.batch(manifest)
         return manifest
 
     def _handle(self, session: SparkSession, manifest: Manifest) -> None:
         failed = self._runner().after(session, manifest)
         self._totals.failures += [f"{p.batch.name}: {p.error}" for p in failed]
-        self._figures.failures(len(failed))
+        self._job_metrics.failures(len(failed))
 
     def _recover(self) -> None:
         """Finish what an earlier run had decided but not committed everywhere."""
@@ -264,8 +266,8 @@ class Pipeline:
             # A stream asks for its batch again, an archive does not.
             self._handle(self._spark, manifest)
 
-    def _runner(self) -> Runner:
-        return Runner(self._store, self.job, self._handlers, self._clock)
+    def _runner(self) -> HandlerRunner:
+        return HandlerRunner(self._store, self.job, self._handlers, self._clock)
 
     def _source(self) -> DataFrame:
         register(self._spark)
@@ -313,7 +315,7 @@ class Pipeline:
         self._glance(query)
 
     def _glance(self, query: StreamingQuery) -> None:
-        self._figures.progress(query.lastProgress)
+        self._job_metrics.progress(query.lastProgress)
         if self.on_glance is not None:
             self.on_glance()
 
@@ -354,8 +356,8 @@ class _Totals:
             counts = msgspec.structs.asdict(balance)
             self.queues.setdefault(counts.pop("queue"), Counter()).update(counts)
 
-    def summary(self, took_s: float) -> Summary:
-        return Summary(
+    def summary(self, took_s: float) -> RunSummary:
+        return RunSummary(
             batches=self.batches,
             received=sum(queue["received"] for queue in self.queues.values()),
             messages=self.rows["messages"],
@@ -369,12 +371,12 @@ class _Totals:
         )
 
 
-def _settings(settings: Settings, rules: Rules, given: Mapping[str, Any]) -> tuple[Settings, Rules]:
+def _settings(settings: Settings, rules: BatchRules, given: Mapping[str, Any]) -> tuple[Settings, BatchRules]:
     """Keyword arguments go to whichever of the two has a field of that name."""
     for name in given:
-        if name not in Settings.__struct_fields__ and name not in Rules.__struct_fields__:
-            known = ", ".join(sorted({*Settings.__struct_fields__, *Rules.__struct_fields__}))
+        if name not in Settings.__struct_fields__ and name not in BatchRules.__struct_fields__:
+            known = ", ".join(sorted({*Settings.__struct_fields__, *BatchRules.__struct_fields__}))
             raise ConfigError(f"is no setting of a pipeline; there are {known}", setting=name)
     mine = {name: value for name, value in given.items() if name in Settings.__struct_fields__}
-    theirs = {name: value for name, value in given.items() if name in Rules.__struct_fields__}
+    theirs = {name: value for name, value in given.items() if name in BatchRules.__struct_fields__}
     return msgspec.structs.replace(settings, **mine), msgspec.structs.replace(rules, **theirs)

@@ -21,8 +21,8 @@ from servers.process import free_port
 from shinar.envelope.fingerprint import error_template, fingerprint
 from shinar.errors import BrokerError, BrokerUnavailable, ConfigError, QueueMissing, StoreError
 from shinar.pipeline.batch.journal import Balance, BatchId
-from shinar.pipeline.batch.processor import Line, Unbalanced
-from shinar.pipeline.batch.write_tables import Parts
+from shinar.pipeline.batch.processor import BatchProcessor, Unbalanced
+from shinar.pipeline.batch.write_tables import TableFiles
 from shinar.pipeline.config import Settings, job_name, same_broker
 from shinar.pipeline.lake.delta import DeltaStore
 from shinar.pipeline.maintenance import compact, status
@@ -180,14 +180,14 @@ def test_queues_balance_each(tmp_path: Path) -> None:
 
 
 def test_what_does_not_add_up_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = Line._split
+    split = BatchProcessor._split
 
-    def losing(self: Line, *args: object) -> Parts:
+    def losing(self: BatchProcessor, *args: object) -> TableFiles:
         parts = split(self, *args)
         del parts.files["quarantine"]
         return parts
 
-    monkeypatch.setattr(Line, "_split", losing)
+    monkeypatch.setattr(BatchProcessor, "_split", losing)
     job = pipeline(tmp_path, typed=False)
     with pytest.raises(Unbalanced, match="does not add up"):
         job.process(rows([envelope(1), b"{"]))
@@ -420,14 +420,14 @@ def test_a_key_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
 
 def test_two_jobs_meet_a_new_urn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them decides what the column is; the other's value is a clash, and neither job is stuck."""
-    known = Line._known_columns
+    known = BatchProcessor._known_columns
 
-    def slowly(self: Line) -> object:
+    def slowly(self: BatchProcessor) -> object:
         found = known(self)
         time.sleep(1)  # long enough for the other to have read the same
         return found
 
-    monkeypatch.setattr(Line, "_known_columns", slowly)
+    monkeypatch.setattr(BatchProcessor, "_known_columns", slowly)
     jobs = [Pipeline(spark(), lake=str(tmp_path), job=name) for name in "ab"]
     both = envelope(7, "urn:babel:orders:paid")
     given = [

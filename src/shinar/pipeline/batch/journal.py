@@ -18,8 +18,8 @@ import msgspec
 
 from shinar import durable_files as durable
 from shinar.errors import StoreError
-from shinar.pipeline.lake.store import STATE_DIR, Commit, Store, remove_tree
-from shinar.pipeline.typed.types import Columns
+from shinar.pipeline.lake.store import STATE_DIR, Commit, TableStore, remove_tree
+from shinar.pipeline.typed.types import PayloadColumns
 
 #: Finished records kept per run: Spark asks again for the last batch only.
 KEPT: Final = 20
@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class Journal:
     """The manifests of one job run, one file a batch: `.json` while open, `.done` when carried out."""
 
-    def __init__(self, store: Store, job: str, epoch: str) -> None:
+    def __init__(self, store: TableStore, job: str, epoch: str) -> None:
         self._store = store
         # An epoch is any text (Spark's query id); a folder name must not escape the lake.
         self._dir = store.root / STATE_DIR / "jobs" / job / sha256(epoch.encode()).hexdigest()[:16]
@@ -128,7 +128,7 @@ class Journal:
 
 
 @contextmanager
-def alone(store: Store) -> Iterator[None]:
+def alone(store: TableStore) -> Iterator[None]:
     """One batch at a time decides on columns and commits, whatever jobs share the lake. Not to be nested."""
     path = store.root / STATE_DIR / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,32 +137,34 @@ def alone(store: Store) -> Iterator[None]:
         yield
 
 
-def keep_columns(store: Store, manifest: Manifest) -> None:
+def keep_columns(store: TableStore, manifest: Manifest) -> None:
     """Add a batch's typed columns to those on disk; one that is there keeps its type and its place."""
     for name, packed in manifest.typed.items():
-        path, mine = typed_path(store, name), msgspec.json.decode(packed, type=Columns)
-        have = msgspec.json.decode(path.read_bytes(), type=Columns) if path.exists() else Columns()
+        path, mine = typed_path(store, name), msgspec.json.decode(packed, type=PayloadColumns)
+        have = (
+            msgspec.json.decode(path.read_bytes(), type=PayloadColumns) if path.exists() else PayloadColumns()
+        )
         paths = {column.path for column in have.columns}
         new = tuple(column for column in mine.columns if column.path not in paths)
         if new or not path.exists():
-            durable.write(path, msgspec.json.encode(Columns(have.columns + new)))
+            durable.write(path, msgspec.json.encode(PayloadColumns(have.columns + new)))
 
 
-def typed_path(store: Store, table: str) -> Path:
+def typed_path(store: TableStore, table: str) -> Path:
     return store.root / STATE_DIR / "typed" / f"{table.replace('/', '.')}.json"
 
 
-def stage_dir(store: Store, batch: BatchId) -> Path:
+def stage_dir(store: TableStore, batch: BatchId) -> Path:
     return store.root / STATE_DIR / "stage" / f"{batch.name}-{os.urandom(4).hex()}"
 
 
-def sweep_stages(store: Store, job: str) -> None:
+def sweep_stages(store: TableStore, job: str) -> None:
     """Remove what killed attempts of this job left behind; called before its first batch."""
     for path in (store.root / STATE_DIR / "stage").glob(f"{job}-*"):
         remove_tree(path)
 
 
-def unfinished(store: Store, job: str = "*") -> list[tuple[Journal, Manifest]]:
+def unfinished(store: TableStore, job: str = "*") -> list[tuple[Journal, Manifest]]:
     """Batches of any run of this job (or of all) that were decided and not committed everywhere."""
     found = []
     for path in sorted((store.root / STATE_DIR / "jobs").glob(f"{job}/*/*.json")):

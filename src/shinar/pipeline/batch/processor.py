@@ -28,12 +28,12 @@ from shinar.pipeline.batch import dead_letters as deadletters
 from shinar.pipeline.batch import dedupe
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.batch.route import Routes
-from shinar.pipeline.batch.stage import Spool, Spooled, Spooling, by_queue
-from shinar.pipeline.batch.write_tables import Parts, Plan, split
+from shinar.pipeline.batch.stage import Stage, StagedFile, StageWriter, by_queue
+from shinar.pipeline.batch.write_tables import TableFiles, WritePlan, split
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import TYPED_DIR, Commit, DataFile, Store
+from shinar.pipeline.lake.store import TYPED_DIR, Commit, DataFile, TableStore
 from shinar.pipeline.typed.json_schema import load_registry
-from shinar.pipeline.typed.types import Columns
+from shinar.pipeline.typed.types import PayloadColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ WRITE_SETTINGS: Final = {
 }
 
 
-class Rules(msgspec.Struct, frozen=True):
+class BatchRules(msgspec.Struct, frozen=True):
     """How a job treats its batches."""
 
     routes: Mapping[str, str] = {}
@@ -66,20 +66,22 @@ class Unbalanced(StoreError):
     code = "SH-1301"
 
 
-class PutDown(msgspec.Struct, frozen=True):
+class StagedBatch(msgspec.Struct, frozen=True):
     """A batch that is read and judged, and in files of its own."""
 
     batch: BatchId
     work: Path
-    spool: Spool
-    spooled: list[Spooled]
+    spool: Stage
+    spooled: list[StagedFile]
     started_s: float
 
 
-class Line:
+class BatchProcessor:
     """Prepares one batch. An object only because the steps share store, session and folders."""
 
-    def __init__(self, spark: SparkSession, store: Store, rules: Rules, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, spark: SparkSession, store: TableStore, rules: BatchRules, clock: Clock = SYSTEM
+    ) -> None:
         self._spark = spark
         for name, value in WRITE_SETTINGS.items():
             spark.conf.set(name, value)
@@ -91,25 +93,25 @@ class Line:
         self._registry = load_registry(rules.registry) if rules.registry else {}
 
     @contextmanager
-    def put_down(self, rows: DataFrame, batch: BatchId) -> Iterator[PutDown]:
+    def put_down(self, rows: DataFrame, batch: BatchId) -> Iterator[StagedBatch]:
         """Read the batch. What is needed no more is removed afterwards; other jobs need not wait for this."""
         started_s = self._clock.monotonic_s()
         work = stage_dir(self._store, batch)
         try:
-            spool = Spool(str(work / "rows"))
+            spool = Stage(str(work / "rows"))
             known = frozenset(self._known_columns())
-            spooled = self._spool(rows, Spooling(spool, batch.name, self._typed_routes, known), batch)
-            yield PutDown(batch, work, spool, spooled, started_s)
+            spooled = self._spool(rows, StageWriter(spool, batch.name, self._typed_routes, known), batch)
+            yield StagedBatch(batch, work, spool, spooled, started_s)
         finally:
             tables.remove_tree(work)
 
-    def decide(self, given: PutDown) -> Manifest:
+    def decide(self, given: StagedBatch) -> Manifest:
         """Write and count everything the batch adds. No other batch of the lake may do so meanwhile: what is
         known of ids and columns must stay as it is until the manifest is carried out."""
         batch, work, spool, spooled = given.batch, given.work, given.spool, given.spooled
         routes, known = self._typed_routes, self._known_columns()
         duplicates = self._duplicates(spool, spooled, batch, work)
-        plan = Plan(spool, duplicates, str(work / "tables"), batch.name, routes, known)
+        plan = WritePlan(spool, duplicates, str(work / "tables"), batch.name, routes, known)
         parts = self._split(plan, spooled)
         parts.files["dead_letters"] = self._dead_letters(spool, spooled, work)
         balances = self._balance(spooled, parts.files)
@@ -127,7 +129,7 @@ class Line:
             took_ms=took_ms,
         )
 
-    def _spool(self, rows: DataFrame, spooling: Spooling, batch: BatchId) -> list[Spooled]:
+    def _spool(self, rows: DataFrame, spooling: StageWriter, batch: BatchId) -> list[StagedFile]:
         """Counted on both sides of the hop to Python: what Spark gave must be what was put down."""
         given = Observation()
         spooled = spooling.run(rows.observe(given, F.count(F.lit(1)).alias("rows")))
@@ -137,7 +139,7 @@ class Line:
             raise Unbalanced(f"batch {batch.name}: {received} rows received, {put_down} put down")
         return spooled
 
-    def _duplicates(self, spool: Spool, spooled: Sequence[Spooled], batch: BatchId, work: Path) -> str:
+    def _duplicates(self, spool: Stage, spooled: Sequence[StagedFile], batch: BatchId, work: Path) -> str:
         paths = [spool.keys(found.name) for found in spooled if found.keys]
         if not paths:
             return ""
@@ -150,27 +152,27 @@ class Line:
             history = tables.read(self._spark, self._store, "messages", since_us)
         return dedupe.find(self._spark, paths, history, batch=batch.name, work=work)
 
-    def _known_columns(self) -> dict[str, Columns]:
-        known: dict[str, Columns] = {}
+    def _known_columns(self) -> dict[str, PayloadColumns]:
+        known: dict[str, PayloadColumns] = {}
         if self._typed_routes is None:
             return known
         for urn, columns in self._registry.items():
             table = self._routes.table(urn)
             if table:
-                have = known.get(table, Columns())
+                have = known.get(table, PayloadColumns())
                 new = {c.path: c.kind for c in columns.columns}
                 known[table] = have.with_new({p: k for p, k in new.items() if p not in _paths(have)})
         for path in typed_path(self._store, "x").parent.glob(f"{TYPED_DIR}.*.json"):
-            stored = msgspec.json.decode(path.read_bytes(), type=Columns)
+            stored = msgspec.json.decode(path.read_bytes(), type=PayloadColumns)
             table = path.name.removeprefix(f"{TYPED_DIR}.").removesuffix(".json")
-            planned = {c.path: c.kind for c in known.get(table, Columns()).columns}
+            planned = {c.path: c.kind for c in known.get(table, PayloadColumns()).columns}
             known[table] = stored.with_new({p: k for p, k in planned.items() if p not in _paths(stored)})
         return known
 
-    def _split(self, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
+    def _split(self, plan: WritePlan, spooled: Sequence[StagedFile]) -> TableFiles:
         return split(self._spark, plan, spooled)
 
-    def _dead_letters(self, spool: Spool, spooled: Sequence[Spooled], work: Path) -> list[Path]:
+    def _dead_letters(self, spool: Stage, spooled: Sequence[StagedFile], work: Path) -> list[Path]:
         paths = [str(spool.dead(found.name)) for found in spooled if found.dead]
         if not paths:
             return []
@@ -185,7 +187,7 @@ class Line:
         durable.sync_all(written)
         return written
 
-    def _balance(self, spooled: Sequence[Spooled], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
+    def _balance(self, spooled: Sequence[StagedFile], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
         """What was received, as the first pass counted it, against what is in the files to be committed."""
         received = sum((Counter(found.queues) for found in spooled), Counter[str]())
         names = ("messages", "quarantine", "duplicates", "dead_letters")
@@ -199,7 +201,7 @@ class Line:
                 raise Unbalanced(f"queue {balance.queue!r} does not add up, nothing was committed: {balance}")
         return balances
 
-    def _adopt(self, parts: Parts, batch: BatchId, attempt: str) -> list[Commit]:
+    def _adopt(self, parts: TableFiles, batch: BatchId, attempt: str) -> list[Commit]:
         """Move the files (they are synced) into their tables' folders, where nothing sees them yet."""
         commits = []
         for table, paths in sorted(parts.files.items()):
@@ -220,7 +222,7 @@ class Line:
         self,
         batch: BatchId,
         balances: Sequence[Balance],
-        spooled: Sequence[Spooled],
+        spooled: Sequence[StagedFile],
         took_ms: int,
         attempt: str,
     ) -> Commit:
@@ -268,11 +270,11 @@ def _queues(paths: Iterable[Path]) -> Counter[str]:
     return counts
 
 
-def _first_us(spooled: Sequence[Spooled]) -> int | None:
+def _first_us(spooled: Sequence[StagedFile]) -> int | None:
     return min((found.first_us for found in spooled if found.first_us is not None), default=None)
 
 
-def _paths(columns: Columns) -> set[tuple[str, ...]]:
+def _paths(columns: PayloadColumns) -> set[tuple[str, ...]]:
     return {column.path for column in columns.columns}
 
 

@@ -25,7 +25,7 @@ from shinar.pipeline.batch.route import Routes
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch, raw_columns, repeated
-from shinar.pipeline.typed.columns import Block, PackedSeen, merge_seen, pack_seen
+from shinar.pipeline.typed.columns import PackedSeen, PayloadBlock, merge_seen, pack_seen
 from shinar.pipeline.typed.types import Seen, decode
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ KEYS: Final = pa.schema(
 _FAST: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Spooled(msgspec.Struct, frozen=True):
+class StagedFile(msgspec.Struct, frozen=True):
     """What one task put down. `name` is that of its files, without their endings."""
 
     name: str
@@ -68,7 +68,7 @@ class Spooled(msgspec.Struct, frozen=True):
         return sum(self.queues.values())
 
 
-class Spool(msgspec.Struct, frozen=True):
+class Stage(msgspec.Struct, frozen=True):
     """The folder of the first pass, as driver and executors know it."""
 
     folder: str
@@ -89,26 +89,26 @@ class Spool(msgspec.Struct, frozen=True):
                 yield pa.Table.from_batches([file.get_batch(number)])
 
 
-class Spooling:
+class StageWriter:
     """One executor task: rows in, one report out, files on the side. No typed tables: no `routes`."""
 
-    def __init__(self, spool: Spool, batch: str, routes: Routes | None, known: frozenset[str]) -> None:
+    def __init__(self, spool: Stage, batch: str, routes: Routes | None, known: frozenset[str]) -> None:
         self._spool = spool
         self._batch = batch
         self._routes = routes
         self._known = known
 
-    def run(self, rows: DataFrame) -> list[Spooled]:
+    def run(self, rows: DataFrame) -> list[StagedFile]:
         """`rows` are judged rows, or raw ones: a `body` and what is known of the delivery."""
         wanted = schema.NAMES if "verdict" in rows.columns else raw_columns(rows)
         done = rows.select(*wanted).mapInArrow(self, tables.to_spark(REPORT)).collect()
-        return [msgspec.json.decode(row["report"], type=Spooled) for row in done]
+        return [msgspec.json.decode(row["report"], type=StagedFile) for row in done]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task: _Task | None = None
+        task: _StageTask | None = None
         for batch in batches:
             if batch.num_rows:
-                task = task or _Task(self._spool, self._batch, _Sample(self._routes, self._known))
+                task = task or _StageTask(self._spool, self._batch, _Sample(self._routes, self._known))
                 task.add(batch)
         if task is not None:
             yield reported(task.finish())
@@ -118,8 +118,8 @@ def reported(told: msgspec.Struct) -> pa.RecordBatch:
     return pa.record_batch([[msgspec.json.encode(told).decode()]], schema=REPORT)
 
 
-class _Task:
-    def __init__(self, spool: Spool, batch: str, sample: _Sample) -> None:
+class _StageTask:
+    def __init__(self, spool: Stage, batch: str, sample: _Sample) -> None:
         self._name = uuid4().hex
         self._dead_path = spool.dead(self._name)
         self._batch = batch
@@ -170,11 +170,11 @@ class _Task:
             self._dead.write_table(pa.table(columns, schema=tables.ROW))
             self._counts["dead"] += len(found)
 
-    def finish(self) -> Spooled:
+    def finish(self) -> StagedFile:
         for file in (self._spooled, self._keys, self._dead):
             if file is not None:
                 file.close()
-        return Spooled(
+        return StagedFile(
             name=self._name,
             queues=dict(self._queues),
             keys=self._counts["keys"],
@@ -205,7 +205,7 @@ class _Sample:
             if left > 0:
                 texts = rows["data"].filter(pc.equal(rows["urn"], urn)).slice(0, left).to_pylist()
                 self._left[table] += len(texts)
-                seen = Block([decode(text) if text else {} for text in texts], None).seen
+                seen = PayloadBlock([decode(text) if text else {} for text in texts], None).seen
                 self._seen[table] = merge_seen([self._seen.get(table, {}), seen])
 
     def packed(self) -> dict[str, PackedSeen]:

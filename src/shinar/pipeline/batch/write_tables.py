@@ -21,21 +21,29 @@ import pyarrow.parquet as pq
 from shinar.envelope import Kind
 from shinar.pipeline.batch.parquet_writer import Sinks
 from shinar.pipeline.batch.route import Routes
-from shinar.pipeline.batch.stage import REPORT, Spool, Spooled, reported
+from shinar.pipeline.batch.stage import REPORT, Stage, StagedFile, reported
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.lake.store import TYPED_DIR
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import repeated
 from shinar.pipeline.typed import types as typed
-from shinar.pipeline.typed.columns import Block, Clash, PackedSeen, Reader, merge_seen, pack_seen, unpack_seen
-from shinar.pipeline.typed.types import Columns, Seen
+from shinar.pipeline.typed.columns import (
+    Clash,
+    PackedSeen,
+    PayloadBlock,
+    PayloadReader,
+    merge_seen,
+    pack_seen,
+    unpack_seen,
+)
+from shinar.pipeline.typed.types import PayloadColumns, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Typed tables a lake may have; URNs beyond it stay in `messages` only (a broken producer may mint URNs).
 MAX_TABLES: Final = 500
-#: Columns of a row that its typed row has as well, by the typed table's name for each.
+#: PayloadColumns of a row that its typed row has as well, by the typed table's name for each.
 _CARRIED: Final = {
     "_id": "id",
     "_urn": "urn",
@@ -49,14 +57,14 @@ _CARRIED: Final = {
 }
 
 
-class Parts(msgspec.Struct, frozen=True):
+class TableFiles(msgspec.Struct, frozen=True):
     """The files of every table, and the columns of the typed ones."""
 
     files: dict[str, list[Path]]
-    columns: dict[str, Columns]
+    columns: dict[str, PayloadColumns]
 
 
-class Written(msgspec.Struct, frozen=True):
+class FileReport(msgspec.Struct, frozen=True):
     """What one task says of one spooled file: the files made from it, or the fields that came up."""
 
     name: str
@@ -70,22 +78,22 @@ class Written(msgspec.Struct, frozen=True):
         return bool(self.seen or self.doubted)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class WritePlan(msgspec.Struct, frozen=True):
     """What every task of the pass knows."""
 
-    spool: Spool
+    spool: Stage
     #: Parquet by `file=<name>`: `row` and `first_batch` of deliveries seen before; "" when there are none.
     duplicates: str
     out: str
     batch: str
     #: None without typed tables.
     routes: Routes | None
-    columns: dict[str, Columns]
+    columns: dict[str, PayloadColumns]
     #: Tables of `columns` that only the first pass's sample knows.
     sampled: frozenset[str] = frozenset()
 
 
-def split(spark: SparkSession, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
+def split(spark: SparkSession, plan: WritePlan, spooled: Sequence[StagedFile]) -> TableFiles:
     names, known = [found.name for found in spooled], plan.columns
     # A table of the sample may be known by now: another job was quicker.
     samples = [{t: seen for t, seen in found.seen.items() if t not in known} for found in spooled]
@@ -95,7 +103,7 @@ def split(spark: SparkSession, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
     doubted = {table for found in again for table in found.doubted}
     if doubted:
         # The sample misled: all rows of these tables are looked at, and every file is done again.
-        bare = {**plan.columns, **dict.fromkeys(doubted, Columns())}
+        bare = {**plan.columns, **dict.fromkeys(doubted, PayloadColumns())}
         plan = msgspec.structs.replace(plan, columns=bare, sampled=frozenset())
         plan = _grown(plan, [found.seen for found in _pass(spark, plan, names, observing=True)[1]])
         done = _pass(spark, plan, names, observing=False)[0]
@@ -108,32 +116,32 @@ def split(spark: SparkSession, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
         for table, path in found.files.items():
             files.setdefault(table, []).append(Path(path))
     touched = {name: c for name, c in plan.columns.items() if f"{TYPED_DIR}/{name}" in files}
-    return Parts(files, touched)
+    return TableFiles(files, touched)
 
 
-def _grown(plan: Plan, seen: Sequence[Mapping[str, PackedSeen]]) -> Plan:
+def _grown(plan: WritePlan, seen: Sequence[Mapping[str, PackedSeen]]) -> WritePlan:
     columns = dict(plan.columns)
     for table in sorted({table for part in seen for table in part}):
         if table in columns or len(columns) < MAX_TABLES:
             merged = merge_seen(unpack_seen(part[table]) for part in seen if table in part)
-            columns[table] = columns.get(table, Columns()).with_new(typed.decide_all(merged))
+            columns[table] = columns.get(table, PayloadColumns()).with_new(typed.decide_all(merged))
     return msgspec.structs.replace(plan, columns=columns)
 
 
 def _pass(
-    spark: SparkSession, plan: Plan, names: list[str], *, observing: bool
-) -> tuple[list[Written], list[Written]]:
+    spark: SparkSession, plan: WritePlan, names: list[str], *, observing: bool
+) -> tuple[list[FileReport], list[FileReport]]:
     """Files that are done, and those that showed new fields."""
-    task = _Task(plan, names, observing)
+    task = _WriteTask(plan, names, observing)
     told = spark.range(0, len(names), 1, len(names)).mapInArrow(task, tables.to_spark(REPORT)).collect()
-    found = [msgspec.json.decode(row["report"], type=Written) for row in told]
+    found = [msgspec.json.decode(row["report"], type=FileReport) for row in told]
     return [part for part in found if not part.again], [part for part in found if part.again]
 
 
-class _Task:
+class _WriteTask:
     """One executor task: numbers of spooled files in, a report for each out."""
 
-    def __init__(self, plan: Plan, names: list[str], observing: bool) -> None:
+    def __init__(self, plan: WritePlan, names: list[str], observing: bool) -> None:
         self._plan = plan
         self._names = names
         self._observing = observing
@@ -141,11 +149,11 @@ class _Task:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield reported(_File(self._plan, self._names[number], self._observing).written())
+                yield reported(_FileWriter(self._plan, self._names[number], self._observing).written())
 
 
-class _File:
-    def __init__(self, plan: Plan, name: str, observing: bool) -> None:
+class _FileWriter:
+    def __init__(self, plan: WritePlan, name: str, observing: bool) -> None:
         self._plan = plan
         self._name = name
         self._observing = observing
@@ -153,8 +161,8 @@ class _File:
         self._sinks = Sinks(Path(plan.out), f"{name}-{np.random.default_rng().integers(1 << 30):08x}")
         self._typed = _Typed(plan)
 
-    def written(self) -> Written:
-        known = _Known.read(self._plan.duplicates, self._name)
+    def written(self) -> FileReport:
+        known = _SeenBefore.read(self._plan.duplicates, self._name)
         start = 0
         for rows in self._plan.spool.read(self._name):
             self._add(rows, known.between(start, start + len(rows)))
@@ -162,14 +170,14 @@ class _File:
         if self._again:
             self._sinks.discard()
             seen = {table: pack_seen(seen) for table, seen in self._typed.seen.items()}
-            return Written(self._name, {}, seen, sorted(self._typed.doubted))
-        return Written(self._name, self._sinks.close(), {})
+            return FileReport(self._name, {}, seen, sorted(self._typed.doubted))
+        return FileReport(self._name, self._sinks.close(), {})
 
     @property
     def _again(self) -> bool:
         return self._observing and bool(self._typed.seen or self._typed.doubted)
 
-    def _add(self, rows: pa.Table, known: _Known) -> None:
+    def _add(self, rows: pa.Table, known: _SeenBefore) -> None:
         rows = rows.append_column(tables.ROW.field("batch"), repeated(self._plan.batch, len(rows)))
         accepted = _flags(pc.equal(rows["verdict"], Kind.ACCEPTED.value))
         fresh = accepted.copy()
@@ -193,10 +201,10 @@ class _File:
 class _Typed:
     """New messages as rows of their typed tables."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: WritePlan) -> None:
         self._routes = plan.routes
         self._columns = plan.columns
-        self._readers = {table: Reader(columns) for table, columns in plan.columns.items()}
+        self._readers = {table: PayloadReader(columns) for table, columns in plan.columns.items()}
         self._tables: dict[str, str | None] = {}
         self._sampled = plan.sampled
         self.seen: dict[str, Seen] = {}
@@ -235,7 +243,7 @@ class _Typed:
             yield table, np.concatenate([order[edges[code] : edges[code + 1]] for code in mine])
 
 
-def _shaped(rows: pa.Table, block: Block, known: Columns) -> pa.Table:
+def _shaped(rows: pa.Table, block: PayloadBlock, known: PayloadColumns) -> pa.Table:
     shape = known.arrow()
     columns: dict[str, Any] = {name: rows[source] for name, source in _CARRIED.items()}
     if block.extra:
@@ -258,7 +266,7 @@ def _clashed(rows: pa.Table, clashes: Mapping[int, Clash]) -> pa.Table:
     return bad
 
 
-class _Known:
+class _SeenBefore:
     """Deliveries of one spooled file that were seen before: where they are, and in which batch that was."""
 
     def __init__(self, rows: Any, batches: pa.ChunkedArray) -> None:
@@ -266,7 +274,7 @@ class _Known:
         self._batches = batches
 
     @classmethod
-    def read(cls, folder: str, name: str) -> _Known:
+    def read(cls, folder: str, name: str) -> _SeenBefore:
         parts = sorted(Path(folder, f"file={name}").glob("*.parquet")) if folder else []
         found = [pq.read_table(path, columns=["row", "first_batch"], partitioning=None) for path in parts]
         if not found:
@@ -274,9 +282,9 @@ class _Known:
         whole = pa.concat_tables(found).sort_by("row")
         return cls(whole["row"].to_numpy(), whole["first_batch"])
 
-    def between(self, start: int, end: int) -> _Known:
+    def between(self, start: int, end: int) -> _SeenBefore:
         low, high = np.searchsorted(self.rows, [start, end]).tolist()
-        return _Known(self.rows[low:high] - start, self._batches.slice(low, high - low))
+        return _SeenBefore(self.rows[low:high] - start, self._batches.slice(low, high - low))
 
     def of(self, rows: pa.Table) -> pa.Table:
         again = rows.take(pa.array(self.rows)).append_column("first_batch", self._batches)

@@ -135,7 +135,7 @@ class Commit(msgspec.Struct, frozen=True):
         return pa.ipc.read_schema(pa.py_buffer(self.columns))
 
 
-class Store(Protocol):
+class TableStore(Protocol):
     """A kind of table. Both kinds keep `messages` and the rest under `root/<table>`."""
 
     root: Path
@@ -159,7 +159,7 @@ class Store(Protocol):
     def tables(self) -> list[str]: ...
 
 
-def open_store(lake: str | os.PathLike[str], table_format: Format | None = None) -> Store:
+def open_store(lake: str | os.PathLike[str], table_format: Format | None = None) -> TableStore:
     """The store of a lake. A lake keeps the format it was made with."""
     from shinar.pipeline.lake.delta import DeltaStore
     from shinar.pipeline.lake.parquet import FolderStore
@@ -188,7 +188,7 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     return DeltaStore(root) if chosen == "delta" else FolderStore(root)
 
 
-def existing_store(lake: str | os.PathLike[str]) -> Store:
+def existing_store(lake: str | os.PathLike[str]) -> TableStore:
     """For readers: a folder that is no lake is an error and not a new, empty lake."""
     if not (Path(lake) / STATE_DIR / "lake.json").exists():
         raise ConfigError(
@@ -197,7 +197,7 @@ def existing_store(lake: str | os.PathLike[str]) -> Store:
     return open_store(lake)
 
 
-def read(spark: SparkSession, store: Store, table: str, since_us: int | None = None) -> DataFrame:
+def read(spark: SparkSession, store: TableStore, table: str, since_us: int | None = None) -> DataFrame:
     """A table as a DataFrame, by its file list: no Delta jar needed. A table not yet written is empty."""
     known = store.schema(table)
     if known is None:

@@ -14,7 +14,7 @@ from shinar.pipeline.analysis.fingerprints import fingerprints, over_time
 from shinar.pipeline.analysis.stuck import stuck
 from shinar.pipeline.analysis.traces import edges, hops, millis, traces
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import Store
+from shinar.pipeline.lake.store import TableStore
 
 Rows = list[dict[str, Any]]
 
@@ -29,7 +29,7 @@ WATERFALL_HOPS: Final = 30
 _SAMPLE_CHARS: Final = 300
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ReportFigures(msgspec.Struct, frozen=True):
     lake: str
     made_at: datetime
     first_at: datetime | None
@@ -65,8 +65,8 @@ class _Tables(msgspec.Struct, frozen=True):
 
 
 def collect(
-    spark: SparkSession, store: Store, *, made_at: datetime, since: datetime | None = None
-) -> Figures:
+    spark: SparkSession, store: TableStore, *, made_at: datetime, since: datetime | None = None
+) -> ReportFigures:
     found = _Tables(**{name: tables.read(spark, store, name) for name in _Tables.__struct_fields__})
     span = _one(
         found.messages.agg(
@@ -84,7 +84,7 @@ def collect(
     summary = traces(steps, waiting).cache()
     slowest = _rows(summary.orderBy(F.desc("duration_ms"), "trace_id").limit(TOP))
     shown = [row["trace_id"] for row in slowest if row["hops"] > 1][:WATERFALLS]
-    return Figures(
+    return ReportFigures(
         lake=store.root.name,
         made_at=made_at,
         first_at=first_at,

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, Final
 
 from shinar.pipeline.report.charts import Series, bars, lines, share_bar, sparkline, waterfall
-from shinar.pipeline.report.figures import Figures
+from shinar.pipeline.report.figures import ReportFigures
 from shinar.pipeline.report.style import CSS
 
 _LABEL: Final = {"minute": "%H:%M", "hour": "%d %b %H:%M", "day": "%d %b"}
@@ -29,7 +29,7 @@ _FINDINGS: Final = {
 }
 
 
-def render(figures: Figures) -> str:
+def render(figures: ReportFigures) -> str:
     sections = [
         _tiles(figures),
         _section("Traffic", _traffic(figures), "received per " + figures.unit),
@@ -68,7 +68,7 @@ def render(figures: Figures) -> str:
     )
 
 
-def _span(figures: Figures) -> str:
+def _span(figures: ReportFigures) -> str:
     if figures.first_at is None:
         return "no messages yet"
     return f"messages received {moment(figures.first_at)} to {moment(figures.last_at)}"
@@ -94,7 +94,7 @@ def duration(ms: float | None) -> str:
     return f"{ms / 3_600_000:.3g} h"
 
 
-def _tiles(figures: Figures) -> str:
+def _tiles(figures: ReportFigures) -> str:
     totals = figures.totals
     holds = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
     rate = totals["dead_letters"] / totals["messages"] if totals["messages"] else 0.0
@@ -150,7 +150,7 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, Html) else escape(str(value))
 
 
-def _labels(figures: Figures) -> list[str]:
+def _labels(figures: ReportFigures) -> list[str]:
     return [row["at"].strftime(_LABEL[figures.unit]) for row in figures.traffic]
 
 
@@ -158,7 +158,7 @@ def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def _traffic(figures: Figures) -> str:
+def _traffic(figures: ReportFigures) -> str:
     if not figures.traffic:
         return '<p class="empty">nothing was received yet</p>'
     layers = [
@@ -168,7 +168,7 @@ def _traffic(figures: Figures) -> str:
     return bars(_labels(figures), layers, title="messages over time")
 
 
-def _produced(figures: Figures) -> str:
+def _produced(figures: ReportFigures) -> str:
     """The languages with the most messages get a colour each; the rest share the last one."""
     if not figures.produced:
         return '<p class="empty">nothing was produced yet</p>'
@@ -191,7 +191,7 @@ def _produced(figures: Figures) -> str:
     return bars(labels, layers, title="messages by creation")
 
 
-def _latency(figures: Figures) -> str:
+def _latency(figures: ReportFigures) -> str:
     if not figures.traffic:
         return '<p class="empty">nothing was received yet</p>'
     series = [
@@ -201,7 +201,7 @@ def _latency(figures: Figures) -> str:
     return lines(_labels(figures), series, title="latency over time", unit=" ms")
 
 
-def _by_urn(figures: Figures) -> str:
+def _by_urn(figures: ReportFigures) -> str:
     rows = [
         (
             row["urn"] or "–",
@@ -220,7 +220,7 @@ def _by_urn(figures: Figures) -> str:
     return _table(heads, rows, "no messages", right=(2, 3, 4, 6, 7, 8))
 
 
-def _dead_letters(figures: Figures) -> str:
+def _dead_letters(figures: ReportFigures) -> str:
     moments = sorted({row["at"] for row in figures.deaths})
     counts: dict[str, dict[datetime, int]] = {}
     for row in figures.deaths:
@@ -253,7 +253,7 @@ def _dead_letters(figures: Figures) -> str:
     return _table(heads, rows, "no dead letters", right=(4,))
 
 
-def _quarantine(figures: Figures) -> str:
+def _quarantine(figures: ReportFigures) -> str:
     rows = [
         (
             row["verdict"] or "–",
@@ -274,7 +274,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "·" for char in text)
 
 
-def _traces(figures: Figures) -> str:
+def _traces(figures: ReportFigures) -> str:
     told = figures.trace_totals
     words = (
         f"{number(told['traces'])} traces, {number(told['hops'])} hops; "
@@ -313,7 +313,7 @@ def _waterfall(hops: list[dict[str, Any]]) -> str:
     return f"<h3><code>{escape(name)}</code></h3>" + waterfall(rows, title=f"trace {name}")
 
 
-def _edges(figures: Figures) -> str:
+def _edges(figures: ReportFigures) -> str:
     rows = [
         (
             row["parent_urn"],
@@ -331,7 +331,7 @@ def _edges(figures: Figures) -> str:
     return _table(heads, rows, "no trace has more than one message", right=(2, 4, 5, 6, 7))
 
 
-def _stuck(figures: Figures) -> str:
+def _stuck(figures: ReportFigures) -> str:
     rows = [
         (
             Html(f"<code>{escape(row['id'])}</code>"),
@@ -348,7 +348,7 @@ def _stuck(figures: Figures) -> str:
     return _table(heads, rows, "nothing is stuck", right=(3, 4))
 
 
-def _drift(figures: Figures) -> str:
+def _drift(figures: ReportFigures) -> str:
     rows = [
         (
             _FINDINGS.get(row["finding"], row["finding"]),
@@ -366,7 +366,7 @@ def _drift(figures: Figures) -> str:
     return _table(heads, rows, "no drift", right=(5,))
 
 
-def _producers(figures: Figures) -> str:
+def _producers(figures: ReportFigures) -> str:
     langs = sorted({row["lang"] or "–" for row in figures.producers})
     urns = sorted({row["urn"] or "–" for row in figures.producers})
     counts = {(row["urn"] or "–", row["lang"] or "–"): row["count"] for row in figures.producers}
@@ -376,7 +376,7 @@ def _producers(figures: Figures) -> str:
     return _table(["URN", *langs], rows, "no messages", right=range(1, len(langs) + 1))
 
 
-def _batches(figures: Figures) -> str:
+def _batches(figures: ReportFigures) -> str:
     rows = [
         (
             row["batch"],

@@ -21,9 +21,9 @@ from shinar.pipeline.typed.types import (
     MAX_COLUMNS,
     MAX_DEPTH,
     TYPES,
-    Column,
-    Columns,
     KeyPath,
+    PayloadColumn,
+    PayloadColumns,
     Seen,
     coerce,
     decode,
@@ -60,16 +60,16 @@ def pointer(path: Sequence[str]) -> str:
     return "/data" + "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
 
 
-class Block:
-    """Some payloads of one table turned into columns under known `Columns`.
+class PayloadBlock:
+    """Some payloads of one table turned into columns under known `PayloadColumns`.
 
     After the call: `arrays` by column name, `clashes` by row, `seen` for fields that have no column yet.
     """
 
-    def __init__(self, payloads: Sequence[Mapping[str, Any]], known: Columns | None) -> None:
+    def __init__(self, payloads: Sequence[Mapping[str, Any]], known: PayloadColumns | None) -> None:
         self._known = known is not None
-        self._columns = {column.path: column for column in (known or Columns()).columns}
-        self._objects = (known or Columns()).objects()
+        self._columns = {column.path: column for column in (known or PayloadColumns()).columns}
+        self._objects = (known or PayloadColumns()).objects()
         self._full = len(self._columns) >= MAX_COLUMNS
         self._rows = len(payloads)
         self.arrays: dict[str, pa.Array] = {}
@@ -121,10 +121,10 @@ class Block:
             if value is not None:
                 self.extra.setdefault(row, {})[pointer(path).removeprefix("/data")] = value
 
-    def fill(self, column: Column, values: Sequence[Any]) -> None:
+    def fill(self, column: PayloadColumn, values: Sequence[Any]) -> None:
         self.arrays[column.name] = self._convert(column, values)
 
-    def _convert(self, column: Column, values: Sequence[Any]) -> pa.Array:
+    def _convert(self, column: PayloadColumn, values: Sequence[Any]) -> pa.Array:
         if _plain(column.kind, values):
             try:
                 return pa.array(values, TYPES[column.kind])
@@ -150,21 +150,21 @@ def _plain(kind: str, values: Sequence[Any]) -> bool:
     return set(map(type, values)) - {NoneType} <= _PLAIN.get(kind, frozenset())
 
 
-class Reader:
+class PayloadReader:
     """Payload texts of one table as columns. Texts that are as the table expects are decoded straight into
     its fields; if one of them is not, all of them are looked at value by value."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: PayloadColumns) -> None:
         self._columns = columns
         self._root = _Fields((), columns.columns)
         self._decode = msgspec.json.Decoder(self._root.struct, float_hook=Decimal).decode
 
-    def block(self, texts: Sequence[str | None]) -> Block:
+    def block(self, texts: Sequence[str | None]) -> PayloadBlock:
         try:
             rows = list(map(self._decode, [text or "{}" for text in texts]))
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return Block([decode(text) if text else {} for text in texts], self._columns)
-        block = Block((), self._columns)
+            return PayloadBlock([decode(text) if text else {} for text in texts], self._columns)
+        block = PayloadBlock((), self._columns)
         self._root.fill(block, rows)
         return block
 
@@ -172,7 +172,7 @@ class Reader:
 class _Fields:
     """The fields of the payload, or of an object in it, as a struct. It refuses what has no column."""
 
-    def __init__(self, prefix: KeyPath, columns: Sequence[Column]) -> None:
+    def __init__(self, prefix: KeyPath, columns: Sequence[PayloadColumn]) -> None:
         depth = len(prefix)
         self._leaves = {c.path[depth]: c for c in columns if len(c.path) == depth + 1}
         inner = {c.path[depth] for c in columns if len(c.path) > depth + 1} - self._leaves.keys()
@@ -193,7 +193,7 @@ class _Fields:
             gc=False,
         )
 
-    def fill(self, block: Block, rows: Sequence[msgspec.Struct]) -> None:
+    def fill(self, block: PayloadBlock, rows: Sequence[msgspec.Struct]) -> None:
         for key, column in self._leaves.items():
             block.fill(column, list(map(attrgetter(self._names[key]), rows)))
         for key, fields in self._objects.items():

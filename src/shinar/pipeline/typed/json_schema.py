@@ -1,4 +1,4 @@
-"""Columns of typed tables from the payload schemas of a `registry.json`. Reads files; validates nothing.
+"""PayloadColumns of typed tables from the payload schemas of a `registry.json`. Reads files; validates nothing.
 
 `shinar.schemas` checks messages against the same files and needs a package more; here only types are of use.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from shinar.errors import ConfigError
-from shinar.pipeline.typed.types import ARRAYS, MAX_DEPTH, Columns, KeyPath
+from shinar.pipeline.typed.types import ARRAYS, MAX_DEPTH, KeyPath, PayloadColumns
 
 _SIMPLE: Final = {"integer": "long", "number": "decimal", "string": "string", "boolean": "boolean"}
 #: References followed one after the other before they count as a circle.
@@ -23,8 +23,8 @@ _MAX_REFERENCES: Final = 32
 _Placed = tuple[Mapping[str, Any], str]
 
 
-def load_registry(path: str | Path) -> dict[str, Columns]:
-    """Columns per URN; a field it does not name is still inferred."""
+def load_registry(path: str | Path) -> dict[str, PayloadColumns]:
+    """PayloadColumns per URN; a field it does not name is still inferred."""
     file = Path(path)
     files = _Files(file.parent)
     try:
@@ -32,7 +32,7 @@ def load_registry(path: str | Path) -> dict[str, Columns]:
         placed = {
             entry["urn"]: (_at(files.document(entry["schema"]), ""), entry["schema"]) for entry in entries
         }
-        return {urn: Columns().with_new(dict(files.kinds((), one))) for urn, one in placed.items()}
+        return {urn: PayloadColumns().with_new(dict(files.kinds((), one))) for urn, one in placed.items()}
     except (OSError, ValueError, KeyError, TypeError) as exc:
         text = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
         raise ConfigError(f"cannot be read: {text}", setting="registry", origin=str(path)) from None

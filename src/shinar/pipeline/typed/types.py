@@ -20,7 +20,7 @@ import pyarrow as pa
 
 #: Objects nested deeper than this are kept as JSON text.
 MAX_DEPTH: Final = 4
-#: Columns a typed table may grow to; fields beyond go into `_extra` (a payload with ids as keys has no end).
+#: PayloadColumns a typed table may grow to; fields beyond go into `_extra` (a payload with ids as keys has no end).
 MAX_COLUMNS: Final = 300
 #: Decimal places of a column of fractions: enough for money, rates and coordinates.
 SCALE: Final = 18
@@ -69,16 +69,16 @@ _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 KeyPath = tuple[str, ...]
 
 
-class Column(msgspec.Struct, frozen=True):
+class PayloadColumn(msgspec.Struct, frozen=True):
     path: KeyPath
     name: str
     kind: str
 
 
-class Columns(msgspec.Struct, frozen=True):
+class PayloadColumns(msgspec.Struct, frozen=True):
     """The payload columns of one typed table, in the order they came."""
 
-    columns: tuple[Column, ...] = ()
+    columns: tuple[PayloadColumn, ...] = ()
 
     def arrow(self) -> pa.Schema:
         return pa.schema([*ENVELOPE, *(pa.field(c.name, TYPES[c.kind]) for c in self.columns)])
@@ -86,7 +86,7 @@ class Columns(msgspec.Struct, frozen=True):
     def objects(self) -> set[KeyPath]:
         return {column.path[:depth] for column in self.columns for depth in range(1, len(column.path))}
 
-    def with_new(self, kinds: Mapping[KeyPath, str]) -> Columns:
+    def with_new(self, kinds: Mapping[KeyPath, str]) -> PayloadColumns:
         taken = {name.lower() for name in ENVELOPE.names} | {c.name.lower() for c in self.columns}
         grown = list(self.columns)
         for path in sorted(kinds):
@@ -94,8 +94,8 @@ class Columns(msgspec.Struct, frozen=True):
                 break
             name = _column_name(path, taken)
             taken.add(name.lower())
-            grown.append(Column(path, name, kinds[path]))
-        return Columns(tuple(grown))
+            grown.append(PayloadColumn(path, name, kinds[path]))
+        return PayloadColumns(tuple(grown))
 
 
 #: Path -> how often each kind of value was seen there.
@@ -168,7 +168,7 @@ def _family(kind: str) -> str:
 
 
 def decide_all(seen: Seen) -> dict[KeyPath, str]:
-    """Columns for new fields: objects are entered, and what lies under a non-object is left out."""
+    """PayloadColumns for new fields: objects are entered, and what lies under a non-object is left out."""
     kinds: dict[KeyPath, str] = {}
     objects: set[KeyPath] = {()}
     for path in sorted(seen, key=lambda path: (len(path), path)):

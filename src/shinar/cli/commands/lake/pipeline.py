@@ -20,7 +20,7 @@ from shinar.errors import ConfigError
 if TYPE_CHECKING:
     from shinar.cli.support.settings import Settings
     from shinar.pipeline.batch.journal import Manifest
-    from shinar.pipeline.pipeline import Pipeline, Summary
+    from shinar.pipeline.pipeline import Pipeline, RunSummary
 
 EXAMPLES: Final = """examples:
   shinar pipeline run --from redis://localhost/orders --lake lake --once
@@ -291,7 +291,7 @@ class _Counter:
             self._broker.close()
 
 
-def _tell(args: argparse.Namespace, summary: Summary) -> None:
+def _tell(args: argparse.Namespace, summary: RunSummary) -> None:
     import msgspec
 
     if args.json:

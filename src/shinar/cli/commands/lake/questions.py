@@ -19,7 +19,7 @@ from shinar.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from shinar.pipeline.lake.store import Store
+    from shinar.pipeline.lake.store import TableStore
 
 #: command -> (help, examples, function)
 _ABOUT: Final = {
@@ -100,7 +100,7 @@ class _Lake:
     """A store and a session, and its tables by name."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.store: Store = lake_store(settings_of(args))
+        self.store: TableStore = lake_store(settings_of(args))
         self.spark: SparkSession = spark_session(args.master)
 
     def table(self, name: str) -> DataFrame:
