@@ -1,7 +1,7 @@
 """DataFrame handlers by URN: they get the new messages of a batch and may return rows for a table.
 
-A handler that fails stops nobody: its batch is written down as pending and tried again with the next batches,
-read back from `messages`. What a handler returns is committed once per batch. Knows no broker.
+A handler that fails stops nothing else: its batch is recorded as pending and tried again with the next
+batches, read back from `messages`. What a handler returns is committed once per batch. Knows no broker.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 #: Folder of the tables that handlers fill.
 HANDLED_DIR: Final = "handled"
-#: Failed batches tried again per new batch: a broken handler must not hold up the stream.
+#: Failed batches tried again per new batch: a broken handler must not delay the stream.
 RETRIES_PER_BATCH: Final = 2
-#: After this many failures a batch is parked: it stays listed as pending, for `Pipeline.retry`.
+#: After this many failures a batch is parked: it stays listed as pending, for `Pipeline.retry_handlers`.
 MAX_ATTEMPTS: Final = 5
 _ERROR_CHARS: Final = 4000
 
@@ -50,13 +50,17 @@ class Handler(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
+    """A batch that a handler has not run over, or not with success."""
+
     batch: BatchId
     attempts: int
     error: str
+    #: Name of the handler.
+    handler: str = ""
 
 
 class HandlerState(msgspec.Struct, frozen=True):
-    """Per handler: the last batch it was given in each run, and those it still owes."""
+    """Per handler: the last batch it was given in each run, and those that are pending."""
 
     given: dict[str, int] = {}
     pending: tuple[Pending, ...] = ()
@@ -79,19 +83,19 @@ class HandlerRunner:
         self._handlers = tuple(handlers)
         self._clock = clock
 
-    def owe(self, manifest: Manifest) -> None:
-        """Before the batch is committed: if we die right after it, somebody must know that no handler saw it.
+    def add_pending(self, manifest: Manifest) -> None:
+        """Before the batch is committed: a crash right after it must leave a record that no handler saw it.
         Spark asks for a stream's batch again, nobody does for an archive's."""
         batch = manifest.batch
         for handler in self._handlers:
             state = self.state(handler)
             known = any(pending.batch == batch for pending in state.pending)
             if not known and state.given.get(batch.app, -1) < batch.number:
-                owed = (*state.pending, Pending(batch, 0, "not run yet"))
-                self._save(handler, HandlerState(state.given, owed))
+                pending = (*state.pending, Pending(batch, 0, "not run yet", handler.name))
+                self._save(handler, HandlerState(state.given, pending))
 
     def after(self, spark: SparkSession, manifest: Manifest) -> list[Pending]:
-        """Run every handler over a committed batch, and some of what is still owed. Returns the failures."""
+        """Run every handler over a committed batch, and some pending ones. Returns the failures."""
         failed = []
         for handler in self._handlers:
             state = self.state(handler)
@@ -108,7 +112,7 @@ class HandlerRunner:
         return failed
 
     def retry(self, spark: SparkSession) -> list[Pending]:
-        """Try everything that is owed, parked batches included. Returns what failed again."""
+        """Run all pending batches again, parked ones included. Returns what failed again."""
         failed = []
         for handler in self._handlers:
             for pending in self.state(handler).pending:
@@ -137,7 +141,7 @@ class HandlerRunner:
         except Exception as exc:  # The outermost loop around a user's code: whatever it raises is recorded.
             error = "".join(traceback.format_exception(exc))[-_ERROR_CHARS:]
             self._record(handler, batch, attempt, error)
-            return Pending(batch, attempt, f"{type(exc).__name__}: {exc}"[:500])
+            return Pending(batch, attempt, f"{type(exc).__name__}: {exc}"[:500], handler.name)
         return None
 
     def _keep(self, handler: Handler, result: DataFrame, batch: BatchId, attempt: int) -> None:

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from shinar.errors import ConfigError, Unsupported
 from shinar.pipeline.batch.journal import unfinished
+from shinar.pipeline.checkpoint import CapturedBatch, captured_batches
 from shinar.pipeline.handlers import HandlerState
 from shinar.pipeline.lake.delta import DeltaStore, contended
 from shinar.pipeline.lake.parquet import FolderStore
-from shinar.pipeline.lake.store import CORE, STATE_DIR, TYPED_DIR, TableStore, remove_tree
+from shinar.pipeline.lake.store import CORE, STATE_DIR, TYPED_DIR, TableStore, null_count, remove_tree
 
 #: Files of about this size scan well everywhere.
 TARGET_BYTES: Final = 256 << 20
@@ -30,6 +31,7 @@ _TIME_COLUMN: Final = {
     "quarantine": "received_at",
     "duplicates": "received_at",
     "dead_letters": "received_at",
+    "typed_rejects": "received_at",
     "batches": "prepared_at",
     "handler_failures": "failed_at",
 }
@@ -40,6 +42,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     rows: int
     files: int
     size_bytes: int
+    #: Rows of a typed table with fields beyond its columns, in `_extra`.
+    extra_rows: int = 0
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -56,10 +60,12 @@ class LakeStatus(msgspec.Struct, frozen=True):
     quarantine: int
     duplicates: int
     last_received_at: datetime | None
+    #: Batches that are planned, with messages that may be out of the queue already, and in no table yet.
+    captured: tuple[CapturedBatch, ...]
     #: Batches decided but not committed everywhere; the next run of their job finishes them.
     unfinished: tuple[str, ...]
-    #: "handler: batch (attempts, error)" of what handlers still owe.
-    owed: tuple[str, ...]
+    #: "handler: batch (attempts, error)" of what handlers have still to run over.
+    pending: tuple[str, ...]
 
     @property
     def balanced(self) -> bool:
@@ -74,7 +80,8 @@ def status(store: TableStore) -> LakeStatus:
         batches=len(pc.unique(batches["batch"])),
         last_received_at=pc.max(batches["last_received_at"]).as_py() if len(batches) else None,
         unfinished=tuple(path.stem for path in sorted((store.root / STATE_DIR / "jobs").glob("*/*/*.json"))),
-        owed=tuple(owed(store)),
+        captured=tuple(captured_batches(store)),
+        pending=tuple(pending_batches(store)),
         **sums,
     )
 
@@ -87,7 +94,7 @@ def _batches(store: TableStore) -> pa.Table:
     return pa.concat_tables(parts) if parts else CORE["batches"].empty_table()
 
 
-def owed(store: TableStore) -> list[str]:
+def pending_batches(store: TableStore) -> list[str]:
     told = []
     for path in sorted((store.root / STATE_DIR / "handlers").glob("*/*.json")):
         for pending in msgspec.json.decode(path.read_bytes(), type=HandlerState).pending:
@@ -97,8 +104,12 @@ def owed(store: TableStore) -> list[str]:
 
 def table_status(store: TableStore, name: str) -> TableStatus:
     files = store.files(name)
-    rows = sum(pq.read_metadata(path).num_rows for path in files)
-    return TableStatus(name, rows, len(files), sum(os.path.getsize(path) for path in files))
+    footers = [pq.read_metadata(path) for path in files]
+    extra = 0
+    if name.startswith(f"{TYPED_DIR}/"):
+        extra = sum(footer.num_rows - (null_count(footer, "_extra") or 0) for footer in footers)
+    size_bytes = sum(os.path.getsize(path) for path in files)
+    return TableStatus(name, sum(footer.num_rows for footer in footers), len(files), size_bytes, extra)
 
 
 def compact(
@@ -158,9 +169,7 @@ def _drop_folders(store: FolderStore, name: str, edge: datetime) -> int:
     edge_us = int(edge.timestamp() * 1_000_000)
     for folder, marker in store.batches(name):
         if marker.last_us is not None and marker.last_us < edge_us:
-            hidden = folder.with_name(f".gone-{folder.name}")
-            os.rename(folder, hidden)
-            remove_tree(hidden)
+            store.drop(name, folder, marker)
             rows += marker.rows
     return rows
 

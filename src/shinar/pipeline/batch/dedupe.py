@@ -34,7 +34,7 @@ def find(
 ) -> str:
     """The folder that names the deliveries seen before (`row`, `first_batch`, by `file`), or "" if none were.
 
-    `keys` are the files of `spool.KEYS`; `work` is a folder for what comes in between.
+    `keys` are the files of `stage.KEYS`; `work` is a folder for what comes in between.
     """
     candidates = _twice(keys)
     if history is not None:

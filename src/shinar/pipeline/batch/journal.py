@@ -41,7 +41,7 @@ class BatchId(msgspec.Struct, frozen=True):
 
 
 class Balance(msgspec.Struct, frozen=True):
-    """The promise of a batch, per queue."""
+    """What a batch received from one queue, and where it went."""
 
     queue: str
     received: int
@@ -63,6 +63,8 @@ class Manifest(msgspec.Struct, frozen=True):
     #: Typed table -> its column map after this batch.
     typed: dict[str, msgspec.Raw] = {}
     took_ms: int = 0
+    #: Hash of the source offsets the batch was read from; "" for a batch that came from no stream.
+    offsets: str = ""
 
     def rows(self, table: str) -> int:
         return sum(commit.rows for commit in self.commits if commit.table == table)
@@ -85,6 +87,11 @@ class Journal:
 
     def done_batch(self, number: int) -> Manifest | None:
         return self._load(self._path(number, "done"))
+
+    def known_offsets(self, number: int) -> str | None:
+        """The offsets a decided batch was read from; None when there is no record of it."""
+        manifest = self.done_batch(number) or self.open_batch(number)
+        return None if manifest is None else manifest.offsets
 
     def record(self, manifest: Manifest) -> Manifest:
         """Write it down; if another driver was first, its record is the one that counts."""

@@ -1,7 +1,7 @@
-"""One batch on its straight line: rows put down, duplicates found, tables written, balanced, manifest.
+"""One batch on its straight line: rows staged, duplicates found, tables written, counted, manifest made.
 
-Two passes of Python tasks do the work (`spool`, `split`), and every row is written to its table once. Nothing
-is visible in any table before the manifest is on disk. Knows no broker and no stream.
+Two passes of Python tasks do the work (`stage`, `write_tables`), and every row is written to its table once.
+Nothing is visible in any table before the manifest is on disk. Knows no broker and no stream.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shinar.pipeline.batch import dedupe
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.batch.route import Routes
 from shinar.pipeline.batch.stage import Stage, StagedFile, StageWriter, by_queue
-from shinar.pipeline.batch.write_tables import TableFiles, WritePlan, split
+from shinar.pipeline.batch.write_tables import TableFiles, WritePlan, write_tables
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.lake.store import TYPED_DIR, Commit, DataFile, TableStore
 from shinar.pipeline.typed.json_schema import load_registry
@@ -67,13 +67,14 @@ class Unbalanced(StoreError):
 
 
 class StagedBatch(msgspec.Struct, frozen=True):
-    """A batch that is read and judged, and in files of its own."""
+    """A batch that is read and judged, in files of its own."""
 
     batch: BatchId
     work: Path
-    spool: Stage
-    spooled: list[StagedFile]
+    stage: Stage
+    files: list[StagedFile]
     started_s: float
+    offsets: str = ""
 
 
 class BatchProcessor:
@@ -93,31 +94,31 @@ class BatchProcessor:
         self._registry = load_registry(rules.registry) if rules.registry else {}
 
     @contextmanager
-    def put_down(self, rows: DataFrame, batch: BatchId) -> Iterator[StagedBatch]:
-        """Read the batch. What is needed no more is removed afterwards; other jobs need not wait for this."""
+    def staged(self, rows: DataFrame, batch: BatchId, offsets: str = "") -> Iterator[StagedBatch]:
+        """Read the batch. Its files are removed afterwards; other jobs need not wait for this."""
         started_s = self._clock.monotonic_s()
         work = stage_dir(self._store, batch)
         try:
-            spool = Stage(str(work / "rows"))
+            stage = Stage(str(work / "rows"))
             known = frozenset(self._known_columns())
-            spooled = self._spool(rows, StageWriter(spool, batch.name, self._typed_routes, known), batch)
-            yield StagedBatch(batch, work, spool, spooled, started_s)
+            files = self._write_stage(rows, StageWriter(stage, batch.name, self._typed_routes, known), batch)
+            yield StagedBatch(batch, work, stage, files, started_s, offsets)
         finally:
             tables.remove_tree(work)
 
     def decide(self, given: StagedBatch) -> Manifest:
         """Write and count everything the batch adds. No other batch of the lake may do so meanwhile: what is
         known of ids and columns must stay as it is until the manifest is carried out."""
-        batch, work, spool, spooled = given.batch, given.work, given.spool, given.spooled
+        batch, work, stage, staged = given.batch, given.work, given.stage, given.files
         routes, known = self._typed_routes, self._known_columns()
-        duplicates = self._duplicates(spool, spooled, batch, work)
-        plan = WritePlan(spool, duplicates, str(work / "tables"), batch.name, routes, known)
-        parts = self._split(plan, spooled)
-        parts.files["dead_letters"] = self._dead_letters(spool, spooled, work)
-        balances = self._balance(spooled, parts.files)
+        duplicates = self._duplicates(stage, staged, batch, work)
+        plan = WritePlan(stage, duplicates, str(work / "tables"), batch.name, routes, known)
+        parts = self._write_tables(plan, staged)
+        parts.files["dead_letters"] = self._dead_letters(stage, staged, work)
+        balances = self._balance(staged, parts.files)
         commits = self._adopt(parts, batch, work.name)
         took_ms = int((self._clock.monotonic_s() - given.started_s) * 1000)
-        commits.append(self._batches_row(batch, balances, spooled, took_ms, work.name))
+        commits.append(self._batches_row(batch, balances, staged, took_ms, work.name))
         return Manifest(
             batch=batch,
             commits=tuple(commits),
@@ -127,23 +128,24 @@ class BatchProcessor:
                 for name, columns in parts.columns.items()
             },
             took_ms=took_ms,
+            offsets=given.offsets,
         )
 
-    def _spool(self, rows: DataFrame, spooling: StageWriter, batch: BatchId) -> list[StagedFile]:
-        """Counted on both sides of the hop to Python: what Spark gave must be what was put down."""
+    def _write_stage(self, rows: DataFrame, writer: StageWriter, batch: BatchId) -> list[StagedFile]:
+        """Counted on both sides of the hop to Python: what Spark gave must be what was staged."""
         given = Observation()
-        spooled = spooling.run(rows.observe(given, F.count(F.lit(1)).alias("rows")))
+        staged = writer.run(rows.observe(given, F.count(F.lit(1)).alias("rows")))
         received = int(given.get["rows"])
-        put_down = sum(found.rows for found in spooled)
-        if received != put_down:
-            raise Unbalanced(f"batch {batch.name}: {received} rows received, {put_down} put down")
-        return spooled
+        rows_staged = sum(found.rows for found in staged)
+        if received != rows_staged:
+            raise Unbalanced(f"batch {batch.name}: {received} rows received, {rows_staged} staged")
+        return staged
 
-    def _duplicates(self, spool: Stage, spooled: Sequence[StagedFile], batch: BatchId, work: Path) -> str:
-        paths = [spool.keys(found.name) for found in spooled if found.keys]
+    def _duplicates(self, stage: Stage, staged: Sequence[StagedFile], batch: BatchId, work: Path) -> str:
+        paths = [stage.keys(found.name) for found in staged if found.keys]
         if not paths:
             return ""
-        since_us, first_us = None, _first_us(spooled)
+        since_us, first_us = None, _first_us(staged)
         horizon_s = self._rules.horizon_s
         if horizon_s is not None and isfinite(horizon_s) and first_us is not None:
             since_us = first_us - int(horizon_s * 1_000_000)
@@ -169,11 +171,11 @@ class BatchProcessor:
             known[table] = stored.with_new({p: k for p, k in planned.items() if p not in _paths(stored)})
         return known
 
-    def _split(self, plan: WritePlan, spooled: Sequence[StagedFile]) -> TableFiles:
-        return split(self._spark, plan, spooled)
+    def _write_tables(self, plan: WritePlan, staged: Sequence[StagedFile]) -> TableFiles:
+        return write_tables(self._spark, plan, staged)
 
-    def _dead_letters(self, spool: Stage, spooled: Sequence[StagedFile], work: Path) -> list[Path]:
-        paths = [str(spool.dead(found.name)) for found in spooled if found.dead]
+    def _dead_letters(self, stage: Stage, staged: Sequence[StagedFile], work: Path) -> list[Path]:
+        paths = [str(stage.dead(found.name)) for found in staged if found.dead]
         if not paths:
             return []
         history = None
@@ -187,9 +189,9 @@ class BatchProcessor:
         durable.sync_all(written)
         return written
 
-    def _balance(self, spooled: Sequence[StagedFile], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
+    def _balance(self, staged: Sequence[StagedFile], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
         """What was received, as the first pass counted it, against what is in the files to be committed."""
-        received = sum((Counter(found.queues) for found in spooled), Counter[str]())
+        received = sum((Counter(found.queues) for found in staged), Counter[str]())
         names = ("messages", "quarantine", "duplicates", "dead_letters")
         counts = {name: _queues(files.get(name, ())) for name in names}
         queues = sorted(set(received).union(*counts.values()))
@@ -222,7 +224,7 @@ class BatchProcessor:
         self,
         batch: BatchId,
         balances: Sequence[Balance],
-        spooled: Sequence[StagedFile],
+        staged: Sequence[StagedFile],
         took_ms: int,
         attempt: str,
     ) -> Commit:
@@ -234,9 +236,9 @@ class BatchProcessor:
                 "job": batch.job,
                 "epoch": batch.epoch,
                 "number": batch.number,
-                "first_received_at": _moment(_first_us(spooled)),
+                "first_received_at": _moment(_first_us(staged)),
                 "last_received_at": _moment(
-                    max((f.last_us for f in spooled if f.last_us is not None), default=None)
+                    max((f.last_us for f in staged if f.last_us is not None), default=None)
                 ),
                 "prepared_at": now,
                 "took_ms": took_ms,
@@ -270,8 +272,8 @@ def _queues(paths: Iterable[Path]) -> Counter[str]:
     return counts
 
 
-def _first_us(spooled: Sequence[StagedFile]) -> int | None:
-    return min((found.first_us for found in spooled if found.first_us is not None), default=None)
+def _first_us(staged: Sequence[StagedFile]) -> int | None:
+    return min((found.first_us for found in staged if found.first_us is not None), default=None)
 
 
 def _paths(columns: PayloadColumns) -> set[tuple[str, ...]]:

@@ -62,6 +62,20 @@ DEAD_LETTERS: Final = pa.schema(
     ]
 )
 
+#: A message that is in `messages` and has no row in its typed table, and why.
+TYPED_REJECTS: Final = pa.schema(
+    [
+        *[schema.ARROW.field(name) for name in ("id", "urn", "trace_id", "queue", "lang", "created_at")],
+        *[schema.ARROW.field(name) for name in ("received_at", "position")],
+        pa.field("table", pa.string()),
+        pa.field("column", pa.string()),
+        pa.field("pointer", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("value", pa.string()),
+        pa.field("batch", pa.string()),
+    ]
+)
+
 BATCHES: Final = pa.schema(
     [
         pa.field("batch", pa.string()),
@@ -97,6 +111,7 @@ CORE: Final[dict[str, pa.Schema]] = {
     "quarantine": ROW,
     "duplicates": DUPLICATES,
     "dead_letters": DEAD_LETTERS,
+    "typed_rejects": TYPED_REJECTS,
     "batches": BATCHES,
     "handler_failures": HANDLER_FAILURES,
 }
@@ -159,16 +174,25 @@ class TableStore(Protocol):
     def tables(self) -> list[str]: ...
 
 
+def check_lake_folder(lake: str | os.PathLike[str]) -> Path:
+    """The lake's absolute path, whether it exists or not; an error where it cannot be one."""
+    if "://" in os.fspath(lake):
+        raise ConfigError(
+            "must be a folder (local disk, NFS); copy the tables from there to a bucket", setting="lake"
+        )
+    root = Path(os.path.abspath(os.fspath(lake)))
+    blocked = next((path for path in (root, *root.parents) if path.exists() and not path.is_dir()), None)
+    if blocked is not None:
+        raise ConfigError(f"{blocked} is a file; name a folder for the tables", setting="lake")
+    return root
+
+
 def open_store(lake: str | os.PathLike[str], table_format: Format | None = None) -> TableStore:
     """The store of a lake. A lake keeps the format it was made with."""
     from shinar.pipeline.lake.delta import DeltaStore
     from shinar.pipeline.lake.parquet import FolderStore
 
-    root = Path(os.path.abspath(os.fspath(lake)))
-    if "://" in os.fspath(lake):
-        raise ConfigError(
-            "must be a folder (local disk, NFS); copy the tables from there to a bucket", setting="lake"
-        )
+    root = check_lake_folder(lake)
     marker = root / STATE_DIR / "lake.json"
     found = json.loads(marker.read_text())["format"] if marker.exists() else None
     if found and table_format and found != table_format:
@@ -189,7 +213,8 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
 
 
 def existing_store(lake: str | os.PathLike[str]) -> TableStore:
-    """For readers: a folder that is no lake is an error and not a new, empty lake."""
+    """For readers: a folder without tables is an error and not a new, empty lake."""
+    check_lake_folder(lake)
     if not (Path(lake) / STATE_DIR / "lake.json").exists():
         raise ConfigError(
             f"{os.fspath(lake)} holds no Shinar tables; write some with `shinar pipeline run`", setting="lake"

@@ -31,6 +31,8 @@ _SAMPLE_CHARS: Final = 300
 
 class ReportFigures(msgspec.Struct, frozen=True):
     lake: str
+    #: Whether any message says when it was received; an archive's do not.
+    with_receipt: bool
     made_at: datetime
     first_at: datetime | None
     last_at: datetime | None
@@ -53,6 +55,7 @@ class ReportFigures(msgspec.Struct, frozen=True):
     stuck: Rows
     drift: Rows
     quarantine: Rows
+    typed_rejects: Rows
     batches: Rows
 
 
@@ -62,6 +65,7 @@ class _Tables(msgspec.Struct, frozen=True):
     duplicates: Any
     dead_letters: Any
     batches: Any
+    typed_rejects: Any
 
 
 def collect(
@@ -72,11 +76,13 @@ def collect(
         found.messages.agg(
             F.min("received_at").alias("first"),
             F.max("received_at").alias("last"),
+            F.count("received_at").alias("with_receipt"),
             F.min("created_at").alias("oldest"),
             F.max("created_at").alias("newest"),
         )
     )
-    first_at, last_at = span["first"], span["last"]
+    # An archive does not say when its bodies were received: then its charts are over their creation.
+    first_at, last_at = span["first"] or span["oldest"], span["last"] or span["newest"]
     produced_unit = _unit(span["oldest"], span["newest"])
     unit = _unit(first_at, last_at)
     steps = hops(found.messages).cache()
@@ -86,6 +92,7 @@ def collect(
     shown = [row["trace_id"] for row in slowest if row["hops"] > 1][:WATERFALLS]
     return ReportFigures(
         lake=store.root.name,
+        with_receipt=bool(span["with_receipt"]),
         made_at=made_at,
         first_at=first_at,
         last_at=last_at,
@@ -106,8 +113,9 @@ def collect(
         waterfalls=_waterfalls(steps, shown),
         edges=_rows(edges(steps).orderBy(F.desc("steps")).limit(TOP)),
         stuck=_rows(waiting.orderBy(F.desc("age_ms"), "id").limit(TOP)),
-        drift=_rows(drift(found.messages, since).limit(TOP * 4)),
+        drift=_rows(drift(found.messages, since, rejects=found.typed_rejects).limit(TOP * 4)),
         quarantine=_quarantine(found.quarantine),
+        typed_rejects=_typed_rejects(found.typed_rejects),
         batches=_rows(found.batches.orderBy(F.desc("prepared_at"), "queue").limit(TOP)),
     )
 
@@ -136,7 +144,8 @@ def _totals(found: _Tables) -> dict[str, int]:
     sums = found.batches.agg(
         F.countDistinct("batch").alias("batches"), *(F.coalesce(F.sum(n), F.lit(0)).alias(n) for n in names)
     )
-    return {**_one(sums), "dead_letters": found.dead_letters.count()}
+    beside = {name: getattr(found, name).count() for name in ("dead_letters", "typed_rejects")}
+    return {**_one(sums), **beside}
 
 
 def _latency(what: str = "") -> list[Column]:
@@ -162,7 +171,7 @@ def _trace_totals() -> list[Column]:
 
 def _traffic(found: _Tables, unit: str) -> Rows:
     """All four tables in one pass: a row each, then one grouping."""
-    at = F.date_trunc(unit, "received_at").alias("at")
+    at = F.date_trunc(unit, F.coalesce("received_at", "created_at")).alias("at")
     names = ("messages", "quarantine", "duplicates", "dead_letters")
     slim = [
         getattr(found, name).select(at, F.lit(name).alias("what"), "created_at", "received_at")
@@ -215,3 +224,12 @@ def _quarantine(frame: DataFrame) -> Rows:
         F.first(F.substring(F.decode(F.col("body"), "ISO-8859-1"), 1, _SAMPLE_CHARS)).alias("sample"),
     )
     return _rows(told.orderBy(F.desc("count"), "reason", "pointer").limit(TOP))
+
+
+def _typed_rejects(frame: DataFrame) -> Rows:
+    told = frame.groupBy("table", "pointer", "reason", "lang").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.max(F.coalesce("received_at", "created_at")).alias("last_at"),
+        F.min("id").alias("sample_id"),
+    )
+    return _rows(told.orderBy(F.desc("count"), "table", "pointer").limit(TOP))

@@ -43,7 +43,9 @@ FROM_BODY: Final = (
     RowColumn("lang", "text", "meta.lang: language of the producer"),
     RowColumn("created_at", "time", "meta.created_at; null when outside the years 1 to 9999"),
     RowColumn("attempts", "long", "earlier deliveries, body and broker reconciled by the rule of the broker"),
-    RowColumn("data", "text", "the payload as the exact JSON text that was sent"),
+    RowColumn(
+        "data", "text", "the payload as the exact JSON text that was sent; {} where it is missing or null"
+    ),
     RowColumn("verdict", "text", "accepted, unsupported_version, no_identity or poison"),
     RowColumn("reason", "text", "why it is not accepted, or what it lacks (incomplete); null otherwise"),
     RowColumn("pointer", "text", "RFC 6901 pointer of the offending member, where there is one"),

@@ -24,6 +24,8 @@ from shinar.errors import ConfigError
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.prescan import suspicious_rows
 
+#: What a message whose `data` is missing or null is presented with.
+EMPTY_DATA: Final = "{}"
 #: Rows decoded at a time: their Python objects should fit a core's own cache.
 CHUNK_ROWS: Final = 1_024
 #: First and last millisecond Spark, Python and Delta all can show (the years 1 to 9999).
@@ -110,6 +112,12 @@ def judge_column(bodies: pa.Array) -> Judged:
         found[name] = _times(found[name])
     no_object = np.flatnonzero(_first_bytes(found["data"]) != _OPEN_BRACE)
     found["data"] = _blanked(found["data"], no_object).view(pa.string())
+    without = [row for row in no_object.tolist() if exact[row].kind is Kind.ACCEPTED]
+    if without:
+        # RULES 5: a message whose data is missing or null is presented with an empty object.
+        empty = np.zeros(len(bodies), bool)
+        empty[without] = True
+        found["data"] = pc.if_else(pa.array(empty), EMPTY_DATA, found["data"])
     queue = found.pop("queue")
     return Judged(found | _verdicts(len(bodies), exact), queue)
 

@@ -1,4 +1,4 @@
-"""PayloadColumns of typed tables from the payload schemas of a `registry.json`. Reads files; validates nothing.
+"""Columns of typed tables from the payload schemas of a `registry.json`. Reads files; validates nothing.
 
 `shinar.schemas` checks messages against the same files and needs a package more; here only types are of use.
 """
@@ -24,7 +24,7 @@ _Placed = tuple[Mapping[str, Any], str]
 
 
 def load_registry(path: str | Path) -> dict[str, PayloadColumns]:
-    """PayloadColumns per URN; a field it does not name is still inferred."""
+    """Columns per URN; a field it does not name is still inferred."""
     file = Path(path)
     files = _Files(file.parent)
     try:

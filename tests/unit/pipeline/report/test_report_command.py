@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shinar.cli.commands.lake.questions import moment
 from shinar.cli.main import main
-from shinar.cli.support.lake import span_s
+from shinar.cli.support.lake import moment, span_s
 from shinar.errors import ConfigError
 from shinar.pipeline.pipeline import Pipeline
 from unit.pipeline.lakes import NOON, envelope, rows, spark, table

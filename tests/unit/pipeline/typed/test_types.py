@@ -62,14 +62,14 @@ def test_the_majority_of_a_first_batch_decides_and_the_rest_clash() -> None:
     columns = learn(*texts)
     assert [(c.name, c.kind) for c in columns.columns] == [("a", "string")]
     block = PayloadBlock([decode(text) for text in texts], columns)
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {2: "/data/a", 3: "/data/a"}
-    assert "string in the table, long here" in block.clashes[2].reason
+    assert {row: found.pointer for row, found in block.rejections.items()} == {2: "/data/a", 3: "/data/a"}
+    assert "string in the table, long here" in block.rejections[2].reason
 
 
 def test_an_object_that_turns_into_text_clashes() -> None:
     columns = learn('{"c":{"id":1}}', '{"c":{"id":2}}')
     block = PayloadBlock([decode('{"c":"x"}'), decode('{"c":null}'), decode("{}")], columns)
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {0: "/data/c"}
+    assert {row: found.pointer for row, found in block.rejections.items()} == {0: "/data/c"}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_nothing_is_rounded(kind: str, text: str, stored: object) -> None:
 def test_integers_survive_or_clash(value: int) -> None:
     columns = learn('{"v":1}')
     block = PayloadBlock([decode(json.dumps({"v": value}))], columns)
-    assert (block.arrays["v"].to_pylist() == [value]) != (0 in block.clashes)
+    assert (block.arrays["v"].to_pylist() == [value]) != (0 in block.rejections)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**15), max_value=10**15))
@@ -139,7 +139,11 @@ def test_the_quick_way_gives_what_the_careful_one_gives(first: list[dict], later
     for texts in ([*map(json.dumps, first)], [*map(json.dumps, later)], [*map(json.dumps, first + later)]):
         quick = PayloadReader(columns).block(texts)
         careful = PayloadBlock([decode(text) for text in texts], columns)
-        assert (quick.clashes, quick.seen, quick.extra) == (careful.clashes, careful.seen, careful.extra)
+        assert (quick.rejections, quick.seen, quick.extra) == (
+            careful.rejections,
+            careful.seen,
+            careful.extra,
+        )
         for column in columns.columns:
             nothing = pa.nulls(len(texts), pa.string())
             found, expected = (block.arrays.get(column.name, nothing) for block in (quick, careful))
@@ -183,7 +187,7 @@ def test_deep_objects_stay_text() -> None:
 def test_lone_surrogates_do_not_break_a_batch() -> None:
     columns = learn('{"s":"x"}')
     block = PayloadBlock([decode('{"s":"\\ud800"}'), decode('{"s":"ok"}')], columns)
-    assert set(block.clashes) == {0}
+    assert set(block.rejections) == {0}
     assert as_text(["\ud800"])
 
 
@@ -260,7 +264,7 @@ def test_a_key_that_is_no_text_goes_to_extra() -> None:
     columns = learn(*payloads)
     assert [column.name for column in columns.columns] == ["x"]
     block = PayloadReader(columns).block(payloads)
-    assert (block.clashes, block.seen) == ({}, {})
+    assert (block.rejections, block.seen) == ({}, {})
     assert {row: as_text(extra) for row, extra in block.extra.items()} == {
         0: r'{"/\ud800":1}',
         1: r'{"/y/\udc00":1.50}',
@@ -283,6 +287,6 @@ def test_empty_lists_and_maps_stand_for_each_other() -> None:
     block = PayloadReader(columns).block(
         ['{"o":[],"l":{}}', '{"o":[1],"l":[2]}', '{"o":{"a":3},"l":{"k":1}}']
     )
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {1: "/data/o", 2: "/data/l"}
+    assert {row: found.pointer for row, found in block.rejections.items()} == {1: "/data/o", 2: "/data/l"}
     assert block.arrays["o__a"].to_pylist() == [None, None, 3]
     assert block.arrays["l"].to_pylist()[:2] == [[], [2]]
