@@ -50,6 +50,7 @@ LAYERS = {
     "pipeline.checkpoint": 54,
     "pipeline.handlers": 54,
     "pipeline.metrics": 54,
+    "pipeline.process_guard": 50,
     "pipeline.session": 54,
     "pipeline.run_summary": 54,
     "pipeline.analysis": 54,

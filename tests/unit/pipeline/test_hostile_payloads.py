@@ -4,7 +4,9 @@ and its typed row is right value by value, or rejected with a reason."""
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -13,14 +15,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from shinar.envelope import Kind, judge
 from shinar.pipeline.batch import write_tables
 from shinar.pipeline.batch.journal import typed_path
 from shinar.pipeline.pipeline import Pipeline
-from shinar.pipeline.typed.types import PayloadColumns
+from shinar.pipeline.typed.columns import PayloadBlock, PayloadReader, merge_seen
+from shinar.pipeline.typed.types import MAX_COLUMNS, PayloadColumns, as_text, decide_all, decode
 from unit.pipeline.lakes import envelope, spark, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -210,14 +213,22 @@ def deepened(value: Any, levels: int) -> Any:
     return value
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+#: SHINAR_HEAVY=1 writes ten times as many objects.
+ROUNDS = 20 if os.environ.get("SHINAR_HEAVY") else 2
+
+
+@pytest.mark.timeout(1800)
+@settings(
+    max_examples=ROUNDS, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(
-    st.lists(st.tuples(OBJECTS, st.sampled_from([0, 0, 0, 5, 400])), min_size=1, max_size=25),
-    st.lists(OBJECTS, min_size=1, max_size=25),
+    st.lists(st.tuples(OBJECTS, st.sampled_from([0, 0, 0, 5, 400])), min_size=60, max_size=90),
+    st.lists(OBJECTS, min_size=60, max_size=90),
 )
 def test_any_json_object_comes_through_value_by_value(
     tmp_path_factory: pytest.TempPathFactory, first: list[tuple[dict, int]], later: list[dict]
 ) -> None:
+    """Through the whole of two batches: learning columns, and meeting known ones."""
     lake = tmp_path_factory.mktemp("lake")
     planted: dict[str, str] = {}
     batches = [[{**value, "deep": deepened(1, levels)} for value, levels in first], later]
@@ -228,3 +239,45 @@ def test_any_json_object_comes_through_value_by_value(
         job = process(lake, bodies)
         planted |= texts
     check(job, planted)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(OBJECTS, min_size=1, max_size=8), st.lists(OBJECTS, max_size=8))
+def test_any_json_object_is_shaped_or_rejected(first: list[dict], later: list[dict]) -> None:
+    """The same without Spark, so that there is time for many."""
+    learnt = PayloadBlock([decode(json.dumps(value)) for value in first], None).seen
+    columns = PayloadColumns().with_new(decide_all(learnt))
+    texts = [json.dumps(value) for value in [*first, *later]]
+    block = PayloadReader(columns, final=True).block(texts)
+    for row, text in enumerate(texts):
+        if row in block.rejections:
+            assert block.rejections[row].reason.startswith("type_clash")
+            continue
+        left = dict(leaves(json.loads(text, parse_float=exact), {c.path for c in columns.columns}, ()))
+        for column in columns.columns:
+            values = block.arrays.get(column.name)
+            stored = None if values is None else values[row].as_py()
+            assert same(stored, left.pop(column.path, None), column.kind), (column, text)
+        for path, value in left.items():
+            pointer = "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in path)
+            assert pointer in block.extra.get(row, {}) or empty(value), (pointer, text)
+        assert json.loads(as_text(block.extra.get(row, {}))) is not None
+
+
+def shaped_s(payloads: int) -> float:
+    """CPU seconds to learn the columns of payloads with 100 keys of their own each, and to shape them."""
+    texts = [json.dumps({f"k{row}_{key}": key for key in range(100)}) for row in range(payloads)]
+    started_s = time.process_time()
+    seen = merge_seen([PayloadBlock([decode(text) for text in texts], None).seen])
+    columns = PayloadColumns().with_new(decide_all(seen))
+    block = PayloadReader(columns, final=True).block(texts)
+    took_s = time.process_time() - started_s
+    assert len(columns.columns) == MAX_COLUMNS
+    assert sum(map(len, block.extra.values())) == payloads * 100 - MAX_COLUMNS
+    return took_s
+
+
+def test_own_keys_in_every_payload_cost_linear_time() -> None:
+    """Eight times the payloads in about eight times the time; it was sixty-four times."""
+    few, many = (min(shaped_s(payloads) for _ in range(3)) for payloads in (250, 2000))
+    assert many / few < 24, f"{few:.2f} s, {many:.2f} s"

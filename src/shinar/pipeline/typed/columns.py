@@ -137,7 +137,7 @@ class PayloadBlock:
         self._level(path, *inner)
 
     def _observe(self, path: KeyPath, rows: Sequence[int], values: Sequence[Any]) -> None:
-        kinds = Counter(kind for kind in map(kind_of, values) if kind)
+        kinds = Counter(filter(None, map(kind_of, values)))
         if len(path) >= MAX_DEPTH and "object" in kinds:
             kinds["json"] += kinds.pop("object")
         if kinds.get("object"):
@@ -292,11 +292,14 @@ def merge_seen(parts: Iterable[Seen]) -> Seen:
     merged: Seen = {}
     for part in parts:
         for path, counts in part.items():
-            merged.setdefault(path, Counter()).update(counts)
+            if path in merged:
+                merged[path] = merged[path] + counts
+            else:
+                merged[path] = counts
     if len(merged) <= MAX_SEEN:
         return merged
     # An object is seen at least as often as any of its members: it stays where one of them does.
-    ranked = sorted(merged, key=lambda path: (-merged[path].total(), len(path), path))
+    ranked = sorted(merged, key=lambda path: (-sum(merged[path].values()), len(path), path))
     return {path: merged[path] for path in ranked[:MAX_SEEN]}
 
 

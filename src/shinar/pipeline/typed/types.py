@@ -265,6 +265,8 @@ _WIDE: Final = Context(prec=38)
 
 
 def is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
