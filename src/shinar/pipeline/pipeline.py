@@ -6,6 +6,7 @@ elsewhere. Runs on a session it is given and never starts one.
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from shinar.clock import SYSTEM, Clock
@@ -39,13 +41,18 @@ from shinar.pipeline.metrics import PipelineMetrics
 from shinar.pipeline.run_summary import RunSummary, RunTotals
 from shinar.pipeline.session import register
 from shinar.pipeline.source.archive import parquet_files
-from shinar.pipeline.spark_errors import as_our_errors
+from shinar.pipeline.spark_errors import as_our_errors, worker_did_not_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+log: Final = logging.getLogger("shinar.pipeline")
+
+#: Spark gives a Python process of a source ten seconds to start, which nobody can change: on a busy machine
+#: that is too short, and starting the stream again loses nothing.
+WORKER_START_TRIES: Final = 5
 #: How long the waiting thread sleeps between looks at the stop flag.
 _WAIT_S: Final = 1
 
@@ -147,12 +154,18 @@ class Pipeline:
                 return self.process(self._archive())
         started_s = self._clock.monotonic_s()
         self._totals = RunTotals()
-        query = self.start(once=once, interval=interval)
-        try:
-            self._wait(query)
-        finally:
-            if query.isActive:
-                query.stop()
+        for left in reversed(range(WORKER_START_TRIES)):
+            query = self.start(once=once, interval=interval)
+            try:
+                self._wait(query)
+                break
+            except StreamingQueryException as exc:
+                if not left or not worker_did_not_start(exc):
+                    raise
+                log.warning("a Python worker of Spark did not start in time; the stream is started again")
+            finally:
+                if query.isActive:
+                    query.stop()
         return self._totals.summary(self._clock.monotonic_s() - started_s)
 
     def start(self, *, once: bool = False, interval: str | None = None) -> StreamingQuery:
@@ -312,8 +325,6 @@ class Pipeline:
         return self._spark.read.format("shinar").options(path=path, **options).load()
 
     def _wait(self, query: StreamingQuery) -> None:
-        from pyspark.errors import StreamingQueryException
-
         try:
             while not query.awaitTermination(_WAIT_S):
                 self._progress(query)

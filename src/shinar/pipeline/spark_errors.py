@@ -32,6 +32,11 @@ _CAUSED: Final = re.compile(r"^Caused by: (?:[\w.$]+\.)?([\w$]+(?:: .+)?)$", re.
 _TRACEBACK_END: Final = re.compile(r"^\W*((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b.*)$", re.M)
 
 
+def worker_did_not_start(exc: BaseException) -> bool:
+    """Whether Spark gave up on a Python process before it had started."""
+    return "Python worker failed to connect back" in str(exc)
+
+
 def cause_of(exc: BaseException) -> str:
     """The one line of Spark's text that says why: the end of a Python traceback, else the innermost cause."""
     text = str(exc)

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shinar.envelope import Kind
-from shinar.pipeline.batch.dead_letters import is_dlq
 from shinar.pipeline.batch.id_hash import id_hashes
 from shinar.pipeline.batch.route import Routes
 from shinar.pipeline.lake import store as tables
@@ -27,6 +26,7 @@ from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch, raw_columns, repeated
 from shinar.pipeline.typed.columns import PackedSeen, PayloadBlock, isolated, merge_seen, pack_seen
 from shinar.pipeline.typed.types import Seen, decode
+from shinar.settlement.names import is_dead_letter_queue_of_any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -159,7 +159,9 @@ class _StageTask:
         self._counts["keys"] += len(keys)
 
     def _add_dead(self, rows: pa.RecordBatch) -> None:
-        queues = [queue for queue in pc.unique(rows["queue"]).to_pylist() if is_dlq(queue)]
+        queues = [
+            queue for queue in pc.unique(rows["queue"]).to_pylist() if is_dead_letter_queue_of_any(queue)
+        ]
         dead = rows["dl_reason"].is_valid()
         if queues:
             dead = pc.or_(dead, pc.is_in(rows["queue"], pa.array(queues, pa.string())))
