@@ -157,10 +157,10 @@ class CapturedBatch(msgspec.Struct, frozen=True):
 def captured_batches(store: TableStore) -> Iterator[CapturedBatch]:
     """Of all jobs of a lake, as their checkpoints have it."""
     notes = (store.root / STATE_DIR / "jobs").glob("*/checkpoint")
-    places = {note.parent.name: Path(note.read_text()) for note in sorted(notes)}
+    checkpoints = {note.parent.name: Path(note.read_text()) for note in sorted(notes)}
     for path in sorted((store.root / STATE_DIR / "checkpoints").glob("*/offsets")):
-        places.setdefault(path.parent.name, path.parent)
-    for job, checkpoint in sorted(places.items()):
+        checkpoints.setdefault(path.parent.name, path.parent)
+    for job, checkpoint in sorted(checkpoints.items()):
         planned, done = (_numbers(checkpoint / log) for log in ("offsets", "commits"))
         epoch = checkpoint / _EPOCH_FILE
         for number in sorted(planned - done) if epoch.exists() else ():

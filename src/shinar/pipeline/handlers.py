@@ -1,7 +1,7 @@
 """DataFrame handlers by URN: they get the new messages of a batch and may return rows for a table.
 
 A handler that fails stops nothing else: its batch is recorded as pending and tried again with the next
-batches, read back from `messages`. What a handler returns is committed once per batch. Knows no broker.
+batches, read back from `messages`. What a handler returns is committed once per batch. Must not know a broker.
 """
 
 from __future__ import annotations
@@ -146,13 +146,13 @@ class HandlerRunner:
 
     def _keep(self, handler: Handler, result: DataFrame, batch: BatchId, attempt: int) -> None:
         work = stage_dir(self._store, batch)
-        place = self._store.data_dir(handler.table, work.name)
+        folder = self._store.data_dir(handler.table, work.name)
         # A late success has a name of its own: the batch's number is lower than the last one committed.
         app, version = f"{batch.app}/{handler.name}", batch.number
         if attempt > 1:
             app, version = f"{app}/{batch.number}", 0
-        result.write.parquet(str(place))
-        paths = sorted(place.glob("*.parquet"))
+        result.write.parquet(str(folder))
+        paths = sorted(folder.glob("*.parquet"))
         durable.sync_all(paths)
         files = tables.describe(self._store.root / handler.table, paths)
         if files:
@@ -171,9 +171,9 @@ class HandlerRunner:
             "failed_at": datetime.fromtimestamp(self._clock.epoch_s(), UTC),
             "error": error,
         }
-        place = self._store.data_dir("handler_failures", stage_dir(self._store, batch).name)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / "failure.parquet"
+        folder = self._store.data_dir("handler_failures", stage_dir(self._store, batch).name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "failure.parquet"
         pq.write_table(pa.Table.from_pylist([row], schema=tables.HANDLER_FAILURES), path)
         files = tables.describe(self._store.root / "handler_failures", [path])
         app = f"{batch.app}/{handler.name}/{batch.number}/failure"

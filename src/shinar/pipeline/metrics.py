@@ -1,4 +1,4 @@
-"""Metrics of a running job: what its batches did, and how far it is behind. Knows no broker.
+"""Metrics of a running job: what its batches did, and how far it is behind. Must not know a broker.
 
 The lag comes from Spark's own progress events, so that both always say the same.
 """

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("shinar.pipeline")
 
-#: Spark gives a Python process of a source ten seconds to start, which nobody can change: on a busy machine
+#: Spark gives a Python process of a source ten seconds to start, which no setting changes: on a busy machine
 #: that is too short, and starting the stream again loses nothing.
 WORKER_START_TRIES: Final = 5
 #: How long the waiting thread sleeps between looks at the stop flag.
@@ -359,6 +359,6 @@ def _with_positions(archive: DataFrame) -> DataFrame:
     if "body" not in archive.columns:
         raise ConfigError(f"has no column body; it has {', '.join(archive.columns)}", setting="path")
     file = F.regexp_replace("_metadata.file_path", "^file:(//)?", "")
-    place = F.concat_ws("#", file, "_metadata.row_index")
+    row = F.concat_ws("#", file, "_metadata.row_index")
     given = [F.col("position")] if "position" in archive.columns else []
-    return archive.withColumn("position", F.coalesce(*given, place))
+    return archive.withColumn("position", F.coalesce(*given, row))

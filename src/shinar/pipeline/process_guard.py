@@ -2,7 +2,7 @@
 
 A small process of its own waits for the end of a pipe that only the driver has. Spark's JVM ends by itself
 when its driver does, but may take minutes in its shutdown hooks; it gets a grace period. On Linux only.
-Knows no Spark; imports the standard library only, because the guard runs this file alone.
+Must not know Spark; imports the standard library only, because the guard runs this file alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark session that is ready for `format("shinar")`, with nothing but pip. Knows no broker."""
+"""A Spark session that is ready for `format("shinar")`, with nothing but pip. Must not know a broker."""
 
 from __future__ import annotations
 

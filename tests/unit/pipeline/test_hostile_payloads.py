@@ -213,31 +213,36 @@ def deepened(value: Any, levels: int) -> Any:
     return value
 
 
-#: SHINAR_HEAVY=1 writes ten times as many objects.
-ROUNDS = 20 if os.environ.get("SHINAR_HEAVY") else 2
+#: Arbitrary objects a batch is written with; SHINAR_HEAVY=1 writes ten times as many.
+DRAWN = 1500 if os.environ.get("SHINAR_HEAVY") else 150
+
+
+def drawn() -> list[dict]:
+    """Objects from hypothesis, gathered: a whole batch for each of them would take a minute."""
+    found: list[dict] = []
+
+    @settings(
+        max_examples=DRAWN, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(OBJECTS, st.sampled_from([0, 0, 0, 5, 400]))
+    def gather(value: dict, levels: int) -> None:
+        found.append({**value, "deep": deepened(1, levels)} if levels else value)
+
+    gather()
+    return found
 
 
 @pytest.mark.timeout(1800)
-@settings(
-    max_examples=ROUNDS, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-)
-@given(
-    st.lists(st.tuples(OBJECTS, st.sampled_from([0, 0, 0, 5, 400])), min_size=60, max_size=90),
-    st.lists(OBJECTS, min_size=60, max_size=90),
-)
-def test_any_json_object_comes_through_value_by_value(
-    tmp_path_factory: pytest.TempPathFactory, first: list[tuple[dict, int]], later: list[dict]
-) -> None:
-    """Through the whole of two batches: learning columns, and meeting known ones."""
-    lake = tmp_path_factory.mktemp("lake")
+def test_any_json_object_comes_through_value_by_value(tmp_path: Path) -> None:
+    """Through the whole of two batches: one learns columns, the other meets known ones."""
     planted: dict[str, str] = {}
-    batches = [[{**value, "deep": deepened(1, levels)} for value, levels in first], later]
-    for number, batch in enumerate(batches):
-        texts = {f"id-{100 * number + place}": json.dumps(value) for place, value in enumerate(batch)}
+    for number in range(2):
+        texts = {f"id-{10_000 * number + place}": json.dumps(value) for place, value in enumerate(drawn())}
         bodies = [body(int(identity[3:]), text) for identity, text in texts.items()]
         assert all(judge(one).kind is Kind.ACCEPTED for one in bodies)
-        job = process(lake, bodies)
+        job = process(tmp_path, bodies)
         planted |= texts
+    assert len(planted) >= DRAWN
     check(job, planted)
 
 

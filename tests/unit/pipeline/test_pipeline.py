@@ -193,7 +193,7 @@ def test_what_does_not_add_up_is_not_committed(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Unbalanced, match="does not add up"):
         job.process(rows([envelope(1), b"{"]))
     assert job.store.tables() == []
-    assert not Balance("q", 3, 1, 1, 0).holds
+    assert not Balance("q", 3, 1, 1, 0).adds_up
 
 
 def test_typed_tables_evolve_and_a_clash_is_a_typed_reject(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the JVM writes to stderr, without the lines nobody can act on. Knows no Spark session.
+"""What the JVM writes to stderr, without the lines nobody can act on. Must not know a Spark session.
 
 The JVM inherits stderr when it is launched and writes there before any logging is set up: launch it with a
 pipe instead, and pass on what is worth reading.

@@ -63,7 +63,7 @@ def _real(counted: DataFrame) -> DataFrame:
 
 
 def _mixed_types(counted: DataFrame) -> DataFrame:
-    """A whole number where others send fractions is no drift; text where others send numbers is."""
+    """A whole number where others send fractions is not drift; text where others send numbers is."""
     family = F.when(F.col("kind") == "integer", "number").otherwise(F.col("kind"))
     typed = _real(counted).withColumn("family", family)
     usual = typed.groupBy("urn", "pointer", "family").agg(F.sum("seen").alias("n"))

@@ -48,8 +48,10 @@ def rates(
 
 
 def _percentiles(value: Column) -> list[Column]:
-    shares = (0.5, 0.95, 0.99)
-    return [F.percentile_approx(value, share).alias(f"p{int(share * 100)}_ms") for share in shares]
+    quantiles = (0.5, 0.95, 0.99)
+    return [
+        F.percentile_approx(value, quantile).alias(f"p{int(quantile * 100)}_ms") for quantile in quantiles
+    ]
 
 
 def _outer(left: DataFrame, right: DataFrame) -> DataFrame:

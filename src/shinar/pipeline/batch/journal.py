@@ -1,7 +1,7 @@
 """A batch that is decided but maybe not yet committed everywhere: the write-ahead record of the job.
 
 Everything a batch adds to every table is written down, durably and once, before the first table changes.
-After a crash the record is carried out again and nothing is decided twice. Knows no Spark.
+After a crash the record is carried out again and nothing is decided twice. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Balance(msgspec.Struct, frozen=True):
     dead_letters: int = 0
 
     @property
-    def holds(self) -> bool:
+    def adds_up(self) -> bool:
         return self.received == self.messages + self.quarantine + self.duplicates
 
 
@@ -145,7 +145,7 @@ def alone(store: TableStore) -> Iterator[None]:
 
 
 def keep_columns(store: TableStore, manifest: Manifest) -> None:
-    """Add a batch's typed columns to those on disk; one that is there keeps its type and its place."""
+    """Add a batch's typed columns to those on disk; one that is there keeps its type and its position."""
     for name, packed in manifest.typed.items():
         path, mine = typed_path(store, name), msgspec.json.decode(packed, type=PayloadColumns)
         have = (

@@ -1,4 +1,4 @@
-"""The Parquet files one task writes: one for each table it has rows of. Knows no Spark and no message.
+"""The Parquet files one task writes: one for each table it has rows of. Must not know Spark or messages.
 
 Rows are buffered until a row group is worth writing; the buffers of all tables together are bounded. A file
 is opened with its first row group, so that a task with rows of hundreds of tables has few files open.

@@ -1,7 +1,7 @@
 """One batch on its straight line: rows staged, duplicates found, tables written, counted, manifest made.
 
 Two passes of Python tasks do the work (`stage`, `write_tables`), and every row is written to its table once.
-Nothing is visible in any table before the manifest is on disk. Knows no broker and no stream.
+Nothing is visible in any table before the manifest is on disk. Must not know a broker or a stream.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ class BatchProcessor:
             history = tables.read(self._spark, self._store, "dead_letters")
         rows = tables.read_files(self._spark, paths, tables.to_spark(tables.ROW))
         rows = rows.select("*", "_metadata.file_name", "_metadata.row_index")
-        place = work / "dead"
-        deadletters.select(rows, history).write.parquet(str(place))
-        written = [path for path in sorted(place.glob("*.parquet")) if pq.read_metadata(path).num_rows]
+        folder = work / "dead"
+        deadletters.select(rows, history).write.parquet(str(folder))
+        written = [path for path in sorted(folder.glob("*.parquet")) if pq.read_metadata(path).num_rows]
         durable.sync_all(written)
         return written
 
@@ -199,7 +199,7 @@ class BatchProcessor:
             Balance(queue, received[queue], *(counts[name][queue] for name in names)) for queue in queues
         ]
         for balance in balances:
-            if not balance.holds:
+            if not balance.adds_up:
                 raise Unbalanced(f"queue {balance.queue!r} does not add up, nothing was committed: {balance}")
         return balances
 
@@ -209,12 +209,12 @@ class BatchProcessor:
         for table, paths in sorted(parts.files.items()):
             if not paths:
                 continue
-            place = self._store.data_dir(table, attempt)
-            place.mkdir(parents=True, exist_ok=True)
-            moved = [place / path.name for path in paths]
+            folder = self._store.data_dir(table, attempt)
+            folder.mkdir(parents=True, exist_ok=True)
+            moved = [folder / path.name for path in paths]
             for path, target in zip(paths, moved, strict=True):
                 os.replace(path, target)
-            durable.sync(place)
+            durable.sync(folder)
             files = tables.describe(self._store.root / table, moved)
             typed = parts.columns.get(table.removeprefix(f"{TYPED_DIR}/"))
             commits.append(self._commit(table, batch, files, typed.arrow() if typed else tables.CORE[table]))
@@ -245,9 +245,9 @@ class BatchProcessor:
             }
             for balance in balances
         ]
-        place = self._store.data_dir("batches", attempt)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / "batch.parquet"
+        folder = self._store.data_dir("batches", attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "batch.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema=tables.BATCHES), path)
         durable.sync_all([path])
         files = tables.describe(self._store.root / "batches", [path])

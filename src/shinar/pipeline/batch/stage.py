@@ -83,8 +83,8 @@ class Stage(msgspec.Struct, frozen=True):
         return Path(self.folder, f"{name}.dead.parquet")
 
     def read(self, name: str) -> Iterator[pa.Table]:
-        with pa.memory_map(str(self.rows(name))) as held:
-            file = pa.ipc.open_file(held)
+        with pa.memory_map(str(self.rows(name))) as mapped:
+            file = pa.ipc.open_file(mapped)
             for number in range(file.num_record_batches):
                 yield pa.Table.from_batches([file.get_batch(number)])
 
@@ -152,8 +152,8 @@ class _StageTask:
         self._rows += len(rows)
 
     def _add_keys(self, rows: pa.RecordBatch, accepted: pa.Array) -> None:
-        places = pa.array(np.arange(self._rows, self._rows + len(rows)))
-        keys = pa.table([*(rows[name] for name in KEYS.names[:-1]), places], schema=KEYS)
+        numbers = pa.array(np.arange(self._rows, self._rows + len(rows)))
+        keys = pa.table([*(rows[name] for name in KEYS.names[:-1]), numbers], schema=KEYS)
         keys = keys.filter(pc.and_(accepted, rows["id_hash"].is_valid()))
         self._keys.write_table(keys)
         self._counts["keys"] += len(keys)

@@ -218,8 +218,8 @@ class _TypedTables:
         if self._routes is None:
             return
         wanted = new.select([*_CARRIED.values(), "position", "data"])
-        for table, places in self._places(new["urn"]):
-            mine = wanted.take(pa.array(places))
+        for table, numbers in self._rows_by_table(new["urn"]):
+            mine = wanted.take(pa.array(numbers))
             known = self._columns.get(table)
             if known is None:
                 reason = (
@@ -254,7 +254,7 @@ class _TypedTables:
             rejections |= {start + row: found for row, found in block.rejections.items()}
         return pa.concat_tables(parts) if parts else known.arrow().empty_table(), rejections
 
-    def _places(self, urns: pa.ChunkedArray) -> Iterator[tuple[str, Any]]:
+    def _rows_by_table(self, urns: pa.ChunkedArray) -> Iterator[tuple[str, Any]]:
         coded = urns.combine_chunks().dictionary_encode()
         if isinstance(coded, pa.ChunkedArray):
             coded = coded.combine_chunks()
@@ -293,12 +293,12 @@ def _typed_rows(rows: pa.Table, block: PayloadBlock, known: PayloadColumns) -> p
 def _rejected(rows: pa.Table, table: str, rejections: Mapping[int, Rejection]) -> pa.Table:
     if not rejections:
         return tables.TYPED_REJECTS.empty_table()
-    places = sorted(rejections)
-    bad = rows.take(pa.array(places))
+    numbers = sorted(rejections)
+    bad = rows.take(pa.array(numbers))
     told: dict[str, Any] = {
-        name: [getattr(rejections[place], name) or None for place in places] for name in _TOLD
+        name: [getattr(rejections[number], name) or None for number in numbers] for name in _TOLD
     }
-    told["table"] = [f"{TYPED_DIR}/{table}"] * len(places)
+    told["table"] = [f"{TYPED_DIR}/{table}"] * len(numbers)
     columns = [bad[name] if name in bad.column_names else told[name] for name in tables.TYPED_REJECTS.names]
     return pa.table(columns, schema=tables.TYPED_REJECTS)
 

@@ -1,7 +1,7 @@
 """The lake: which tables there are, their columns, and the one interface to put files into them.
 
 A table is a folder. Executors put Parquet files where `data_dir` says, and nothing sees them until
-`commit` names them, once per (app, version). Knows no broker and starts no Spark session; Delta and
+`commit` names them, once per (app, version). Must not know a broker, and starts no Spark session; Delta and
 plain folders are the two stores.
 """
 
@@ -166,7 +166,7 @@ class TableStore(Protocol):
     def committed(self, table: str, app: str) -> int | None: ...
 
     def files(self, table: str, since_us: int | None = None) -> list[str]:
-        """Absolute paths, without those that only hold rows received before `since_us`."""
+        """Absolute paths, without those that only have rows received before `since_us`."""
         ...
 
     def schema(self, table: str) -> pa.Schema | None: ...
@@ -196,7 +196,7 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     marker = root / STATE_DIR / "lake.json"
     found = json.loads(marker.read_text())["format"] if marker.exists() else None
     if found and table_format and found != table_format:
-        raise ConfigError(f"this lake holds {found} tables; use another folder", setting="format")
+        raise ConfigError(f"this lake has {found} tables; use another folder", setting="format")
     if table_format not in (None, *get_args(Format)):
         raise ConfigError(f"{table_format!r} is neither delta nor parquet", setting="format")
     chosen = found or table_format or "delta"
@@ -217,7 +217,7 @@ def existing_store(lake: str | os.PathLike[str]) -> TableStore:
     check_lake_folder(lake)
     if not (Path(lake) / STATE_DIR / "lake.json").exists():
         raise ConfigError(
-            f"{os.fspath(lake)} holds no Shinar tables; write some with `shinar pipeline run`", setting="lake"
+            f"{os.fspath(lake)} has no Shinar tables; write some with `shinar pipeline run`", setting="lake"
         )
     return open_store(lake)
 
@@ -309,7 +309,7 @@ def _statistics(footer: pq.FileMetaData, name: str) -> list[Any]:
 
 def _micros(value: object) -> int:
     if not isinstance(value, datetime):
-        raise StoreError(f"a time column holds {type(value).__name__} in its footer")
+        raise StoreError(f"a time column has {type(value).__name__} in its footer")
     moment = value if value.tzinfo else value.replace(tzinfo=UTC)
     delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

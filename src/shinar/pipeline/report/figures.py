@@ -153,8 +153,8 @@ def _latency(what: str = "") -> list[Column]:
     counts = F.col("created_at") <= F.col("received_at")
     counts = counts & (F.col("what") == what) if what else counts
     wait = F.when(counts, millis("received_at", "created_at"))
-    shares = (0.5, 0.95, 0.99)
-    return [F.percentile_approx(wait, share).alias(f"p{int(share * 100)}_ms") for share in shares]
+    quantiles = (0.5, 0.95, 0.99)
+    return [F.percentile_approx(wait, quantile).alias(f"p{int(quantile * 100)}_ms") for quantile in quantiles]
 
 
 def _trace_totals() -> list[Column]:

@@ -98,7 +98,7 @@ def _span(figures: ReportFigures) -> str:
 
 def _tiles(figures: ReportFigures) -> str:
     totals = figures.totals
-    holds = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
+    adds_up = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
     rate = totals["dead_letters"] / totals["messages"] if totals["messages"] else 0.0
     tiles = [
         ("received", number(totals["received"]), f"{number(totals['batches'])} batches", ""),
@@ -118,7 +118,7 @@ def _tiles(figures: ReportFigures) -> str:
             "bad" if totals["dead_letters"] else "",
         ),
         ("p95 latency", duration(figures.latency.get("p95_ms")), "creation to receipt", ""),
-        ("adds up", "yes" if holds else "NO", "received = sum of the parts", "good" if holds else "bad"),
+        ("adds up", "yes" if adds_up else "NO", "received = sum of the parts", "good" if adds_up else "bad"),
     ]
     cells = "".join(
         f'<div class="tile {tone}"><small>{escape(name)}</small><b>{escape(value)}</b>'

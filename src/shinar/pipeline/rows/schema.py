@@ -1,8 +1,8 @@
 """THE schema: one table of columns, and the Spark and Arrow schemas made from it.
 
-Every row of the source, of a frozen segment and of a judged archive has exactly these columns, in this
+Every row of the source, of a segment and of a validated archive has exactly these columns, in this
 order. A column is null when the body (or the broker) does not say; `body` is always the authority.
-Knows no broker and no session.
+Must not know a broker or a session.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_status_adds_up(lake: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "text"),
     [
         (["pipeline", "status"], "--lake"),
-        (["pipeline", "status", "--lake", "/nowhere"], "holds no Shinar tables"),
+        (["pipeline", "status", "--lake", "/nowhere"], "has no Shinar tables"),
         (["pipeline", "run", "--lake", "x"], "--from URL"),
         (["pipeline", "run", "none.toml"], "none.toml"),
         (["traces"], "--lake"),

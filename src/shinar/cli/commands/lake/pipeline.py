@@ -32,7 +32,7 @@ EXAMPLES: Final = """examples:
   shinar pipeline handlers --lake lake --retry --job orders --handlers shop.jobs:register
   shinar pipeline compact --lake lake
   shinar pipeline retention --lake lake --keep 90d --yes
-job.toml holds the same names as the flags, and tables [routes], [options] and [spark]:
+job.toml has the same names as the flags, and tables [routes], [options] and [spark]:
   from = "redis://localhost"
   queue = "orders"
   lake = "lake"
@@ -84,8 +84,8 @@ def _register_run(steps: Any) -> None:
     )
     run.add_argument("file", nargs="?", help="job.toml; flags win over it")
     run.add_argument("--from", dest="from", metavar="URL", help="broker URL (or SHINAR_URL)")
-    run.add_argument("--from-env", metavar="NAME", help="environment variable that holds the URL")
-    run.add_argument("--from-file", metavar="FILE", help="file that holds the URL")
+    run.add_argument("--from-env", metavar="NAME", help="environment variable that has the URL")
+    run.add_argument("--from-file", metavar="FILE", help="file that has the URL")
     run.add_argument("--archive", metavar="PATH", help="read an archive of bodies instead of a queue")
     run.add_argument("--job", help="name of the job (default: the queue)")
     run.add_argument("--once", action="store_true", default=None, help="stop when the queue is drained")
@@ -310,7 +310,7 @@ def run_handlers(args: argparse.Namespace) -> int:
 
     found = pending_batches(store)
     if args.json:
-        emit({"pending": found, "owed": found})  # `owed` is the name of before
+        emit({"pending": found, "owed": found})  # the former name
     else:
         told = [f"pending for handler {printable(text)}" for text in found]
         print("\n".join(told) or "no batch is pending for a handler")
