@@ -1,7 +1,8 @@
 """DataFrame handlers by URN: they get the new messages of a batch and may return rows for a table.
 
 A handler that fails stops nothing else: its batch is recorded as pending and tried again with the next
-batches, read back from `messages`. What a handler returns is committed once per batch. Must not know a broker.
+batches, read back from `messages`. What a handler returns is committed once per batch. Must not know a
+broker.
 """
 
 from __future__ import annotations

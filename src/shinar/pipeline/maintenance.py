@@ -187,7 +187,7 @@ def vacuum(store: TableStore, hours: int = ORPHAN_HOURS) -> int:
 
 
 def _vacuum(store: DeltaStore, name: str, hours: int) -> int:
-    # First of all: a batch committed while we look must be among them. delta-rs itself does not know manifests.
+    # First of all: a batch committed meanwhile must be among them. delta-rs does not know our manifests.
     awaited = _awaited(store, name)
     table = store.open(name)
     if table is None:

@@ -1,4 +1,4 @@
-"""What Spark raises when a task or a stream fails, as the error of ours that caused it. Must not know a job."""
+"""What Spark raises when a task or a stream fails, as the error of ours that caused it."""
 
 from __future__ import annotations
 

@@ -197,8 +197,8 @@ def _decoded(bodies: pa.Array) -> tuple[dict[str, pa.Array], dict[int, Verdict]]
 
 
 def _doubted(bodies: pa.Array, found: Mapping[str, pa.Array], exact: Mapping[int, Verdict]) -> list[int]:
-    """Rows the typed call accepted without having seen everything: blank texts, a payload that is not an object,
-    and what may hide in the payload, or in a member that a later one of the same name replaced."""
+    """Rows the typed call accepted without having seen everything: blank texts, a payload that is not an
+    object, and what may hide in the payload, or in a member that a later one of the same name replaced."""
     data = found["data"]
     doubt = _starts_low(found["urn"]) | _starts_low(found["trace_id"]) | (_first_bytes(data) != _OPEN_BRACE)
     doubt[list(suspicious_rows(data, MAX_DEPTH - 1))] = True
