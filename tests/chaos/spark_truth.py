@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from shinar.brokers import Outgoing
 from shinar.envelope import build, encode, retry_copy
-from shinar.pipeline.lake.store import Store, existing_store
+from shinar.pipeline.lake.store import TableStore, existing_store
 
 QUEUE = "orders"
 URNS = ("urn:babel:orders:created", "urn:babel:orders:paid", "urn:babel:orders:shipped")
@@ -74,7 +74,7 @@ def plant(count: int, seed: int, *, binary: bool = True, delay: bool = True) -> 
     return truth
 
 
-def column(store: Store, table: str, name: str) -> list:
+def column(store: TableStore, table: str, name: str) -> list:
     parts = [pq.read_table(path, columns=[name]) for path in store.files(table)]
     return pa.concat_tables(parts)[name].to_pylist() if parts else []
 

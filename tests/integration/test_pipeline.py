@@ -21,7 +21,7 @@ from servers.process import free_port
 from shinar.brokers import connect, parse
 from shinar.brokers.contract import Outgoing
 from shinar.envelope import build, encode
-from shinar.pipeline.lake.store import Store, existing_store
+from shinar.pipeline.lake.store import TableStore, existing_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -84,7 +84,7 @@ def kill_after_a_batch(run: subprocess.Popen[str], pause_s: float) -> bool:
     return killed
 
 
-def column(store: Store, table: str, name: str) -> list:
+def column(store: TableStore, table: str, name: str) -> list:
     parts = [pq.read_table(path, columns=[name]) for path in store.files(table)]
     return pa.concat_tables(parts)[name].to_pylist() if parts else []
 

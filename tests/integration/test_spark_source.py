@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.envelope import build, encode, judge
 from shinar.observe import Metrics
-from shinar.pipeline.metrics import Figures
+from shinar.pipeline.metrics import PipelineMetrics
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_frame
 from unit.pipeline.fuzz import bodies as fuzzed
@@ -110,7 +110,7 @@ def test_available_now_drains_the_queue_in_bounded_batches(spark, url, broker, t
     assert lag == {"lag": {"orders": {"ready": 250, "reserved": 0, "delayed": 0}}, "came_again": 0}
     metrics, left = Metrics(), []
     for progress in query.recentProgress:
-        Figures(metrics, "job").progress(progress)
+        PipelineMetrics(metrics, "job").progress(progress)
         left.append(metrics.value("shinar_pipeline_lag", queue="orders"))
     assert left == [150, 50, 0]
 

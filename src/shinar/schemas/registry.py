@@ -18,6 +18,7 @@ import msgspec
 
 from shinar.errors import ConfigError
 from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
+from shinar.schemas.files import SchemaFiles, listed_schemas
 from shinar.schemas.validate import Validator, check, compile_schema
 
 #: Base address of a registry's folder, for references between its files. Never fetched; a scheme of
@@ -45,13 +46,11 @@ class Registry:
     @classmethod
     def load(cls, path: str | Path) -> Registry:
         file = Path(path)
-        listed = _read(file, "registry").get("schemas")
-        if not isinstance(listed, list):
-            raise ConfigError('must have a list under "schemas"', setting="registry", origin=str(file))
+        listed = listed_schemas(file)
         files = _Files(file.parent)
         entries: dict[str, Entry] = {}
-        for index, row in enumerate(listed):
-            entry = _entry(row, f"{file}#/schemas/{index}", files)
+        for row in listed:
+            entry = Entry(row.urn, files.schema(row.path, row.origin), row.owner, row.path)
             if entry.urn in entries:
                 raise ConfigError(f"{entry.urn} is listed twice", setting="registry", origin=str(file))
             entries[entry.urn] = entry
@@ -101,17 +100,14 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._documents = SchemaFiles(folder)
         self._read: dict[str, dict[str, Any]] = {}
 
     def schema(self, path: str, origin: str) -> dict[str, Any]:
         if path in self._read:
             return self._read[path]
         target = (self._folder / path).resolve()
-        if Path(path).is_absolute() or not target.is_relative_to(self._folder.resolve()):
-            raise ConfigError(
-                f"{path!r} is outside of the registry's folder", setting="schema", origin=origin
-            )
-        document = self._read[path] = _read(target, "schema")
+        document = self._read[path] = self._documents.document(path, origin)
         compile_schema(document, str(target))
         for reference in _references(document):
             file = urlsplit(reference)
@@ -165,27 +161,3 @@ def _references(node: Any) -> Iterator[str]:
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-
-
-def _entry(row: object, origin: str, files: _Files) -> Entry:
-    if not isinstance(row, dict):
-        raise ConfigError("an entry must be a JSON object", setting="registry", origin=origin)
-    urn, path, owner = row.get("urn"), row.get("schema"), row.get("owner", "")
-    for name, value in (("urn", urn), ("schema", path)):
-        if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f'must have a text under "{name}"', setting="registry", origin=origin)
-    return Entry(
-        str(urn), files.schema(str(path), origin), owner if isinstance(owner, str) else "", str(path)
-    )
-
-
-def _read(file: Path, what: str) -> dict[str, Any]:
-    try:
-        document = msgspec.json.decode(file.read_bytes())
-    except OSError as exc:
-        raise ConfigError(f"cannot be read: {exc.strerror}", setting=what, origin=str(file)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"is not JSON: {exc}", setting=what, origin=str(file)) from None
-    if not isinstance(document, dict):
-        raise ConfigError("is not a JSON object", setting=what, origin=str(file))
-    return document

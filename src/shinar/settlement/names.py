@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from shinar.settlement.traits import Traits
+
+#: Endings of a dead-letter queue's name, over all brokers of the contract.
+_ENDINGS: Final = (".dlq", "-dlq", "_dlq")
 
 
 def dead_letter_queue(queue: str, traits: Traits, explicit: str = "") -> str:
@@ -27,3 +32,8 @@ def _split(queue: str, traits: Traits) -> tuple[str, str]:
     """The name, and the ending that must stay at its end."""
     base = queue.removesuffix(traits.kind_suffix)
     return base, queue[len(base) :]
+
+
+def is_dead_letter_queue_of_any(queue: str | None) -> bool:
+    """The same where nobody knows the broker: an archive, or the rows of a lake."""
+    return bool(queue) and str(queue).lower().removesuffix(".fifo").endswith(_ENDINGS)

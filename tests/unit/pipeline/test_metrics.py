@@ -8,7 +8,7 @@ import pytest
 
 from shinar.observe import Metrics
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest
-from shinar.pipeline.metrics import Figures, lag_of
+from shinar.pipeline.metrics import PipelineMetrics, lag_of
 
 QUEUED = {"lag": {"a": {"ready": 90, "reserved": 5, "delayed": 0}, "b": {"ready": 3}, "c": {"ready": None}}}
 
@@ -30,13 +30,13 @@ def test_what_a_batch_leaves_behind(latest, end, lag):
 def test_messages_that_came_again_are_shown():
     metrics = Metrics()
     source = SimpleNamespace(latestOffset='{"lag":{},"came_again":7}', endOffset="null")
-    Figures(metrics, "orders").progress(SimpleNamespace(sources=[source]))
+    PipelineMetrics(metrics, "orders").progress(SimpleNamespace(sources=[source]))
     assert metrics.value("shinar_pipeline_came_again", job="orders") == 7
 
 
 def test_batches_are_counted_by_queue_and_table():
     metrics = Metrics()
-    figures = Figures(metrics, "orders")
+    figures = PipelineMetrics(metrics, "orders")
     balances = (Balance("a", 10, 7, 2, 1, 1), Balance("b", 5, 5, 0, 0))
     manifest = Manifest(BatchId("orders", "e", 0), (), balances, took_ms=1500)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Rows of one write and what settles them. Knows no file and no broker."""
+"""Rows of one write and what settles them. Must not know files or brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries to rows of the schema, and back to what settles them. Knows no Spark and no concrete broker."""
+"""Deliveries as rows of the schema, and back to what settles them. Must not know Spark or a broker module."""
 
 from __future__ import annotations
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shinar.cli.commands.lake.questions import moment
 from shinar.cli.main import main
-from shinar.cli.support.lake import span_s
+from shinar.cli.support.lake import moment, span_s
 from shinar.errors import ConfigError
 from shinar.pipeline.pipeline import Pipeline
 from unit.pipeline.lakes import NOON, envelope, rows, spark, table
@@ -84,7 +83,7 @@ def test_status_adds_up(lake: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "text"),
     [
         (["pipeline", "status"], "--lake"),
-        (["pipeline", "status", "--lake", "/nowhere"], "holds no Shinar tables"),
+        (["pipeline", "status", "--lake", "/nowhere"], "has no Shinar tables"),
         (["pipeline", "run", "--lake", "x"], "--from URL"),
         (["pipeline", "run", "none.toml"], "none.toml"),
         (["traces"], "--lake"),
