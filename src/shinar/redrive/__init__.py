@@ -2,7 +2,8 @@
 
 from shinar.redrive.eligibility import Checks, LakeSeen
 from shinar.redrive.job import Redrive
-from shinar.redrive.ledger.ledger import Job, JobState, Ledger, Line, LineState
+from shinar.redrive.ledger.ledger import Ledger
+from shinar.redrive.ledger.lines import Job, JobState, Line, LineState
 from shinar.redrive.letters.letter import Letter, Nature, read
 from shinar.redrive.letters.read import letters, side_effect
 from shinar.redrive.letters.summary import Group, Summary, sparkline, summarise

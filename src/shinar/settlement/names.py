@@ -21,3 +21,11 @@ def original_queue(queue: str, traits: Traits) -> str:
     """The inverse, as far as names go; a dead letter's own block says it better."""
     fifo = ".fifo" if queue.endswith(".fifo") else ""
     return queue.removesuffix(".fifo").removesuffix(traits.dlq_suffix) + fifo
+
+
+def family_queue(dlq: str, traits: Traits) -> str:
+    """The queue whose dead letters `dlq` holds, by its name alone; "" when the name does not say."""
+    derived = original_queue(dlq, traits)
+    if traits.native_dlq_suffix:
+        derived = derived.removesuffix(traits.native_dlq_suffix)
+    return derived if derived != dlq else ""

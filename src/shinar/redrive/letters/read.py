@@ -94,6 +94,14 @@ def side_effect_of(known: Traits) -> str:
     return SIDE_EFFECT.format(broker=known.name, order=order) + hidden
 
 
+def reserved_count(broker: Broker, queue: str) -> int:
+    """Messages that browsing does not show: reserved by somebody, or by a process that was killed and whose
+    leases the broker has not ended yet (Redis ends them when the next consumer comes)."""
+    if not broker.traits.browse or not broker.traits.depth:
+        return 0
+    return broker.depth(queue).reserved or 0
+
+
 def unreached(broker: Broker, queue: str) -> int:
     """Messages the broker has ready and does not hand out: in a FIFO queue those behind reserved ones."""
     if broker.traits.browse or not broker.traits.depth or not broker.traits.ordered:
