@@ -15,7 +15,7 @@ from shinar.envelope import SCHEMA_VERSION, judge
 from shinar.errors import ContractError, MissingExtra
 from shinar.redrive.ledger.history import History
 from shinar.redrive.letters.letter import Letter, Name, Nature, copy_of, name_of
-from shinar.redrive.model import Spec
+from shinar.redrive.model import ALREADY, Spec
 from shinar.settlement.names import dead_letter_queue, family_queue
 from shinar.settlement.traits import Traits
 
@@ -32,7 +32,6 @@ DEDUP: Final = "dedup window"
 TOO_LARGE: Final = "too large"
 NOT_TEXT: Final = "not text"
 PATCH: Final = "patch"
-ALREADY: Final = "already sent"
 #: Ids looked up in a lake at once.
 _LAKE_CHUNK: Final = 5_000
 

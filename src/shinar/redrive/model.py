@@ -16,6 +16,8 @@ LOOP_LIMIT = 2
 MAYBE_TWICE: Final = "maybe twice"
 #: Kind of `why` of a letter that another redrive has claimed.
 CLAIMED: Final = "claimed"
+#: Kind of `why` of a letter that another redrive has sent back.
+ALREADY: Final = "already sent"
 
 
 class Spec(msgspec.Struct, frozen=True):

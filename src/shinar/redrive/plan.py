@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from shinar.redrive.eligibility import ALREADY, Checks, Decision
+from shinar.redrive.eligibility import Checks, Decision
 from shinar.redrive.ledger.lines import Line, LineState
 from shinar.redrive.letters.letter import Letter, Name, name_of
-from shinar.redrive.model import kind_of
+from shinar.redrive.model import ALREADY, kind_of
 from shinar.settlement.traits import Traits
 
 #: Letters checked at once.

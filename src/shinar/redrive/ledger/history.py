@@ -44,8 +44,9 @@ class History:
     def sent_before(
         self, source_key: str, queue: str, names: Iterable[Name], *, besides: str = ""
     ) -> dict[Name, str]:
-        """Letters already sent back from this very queue, and by which job: for logs, which keep them."""
-        wanted = set(names)
+        """Letters already sent back from this very queue, and by which job. Only a position tells: identical
+        letters without one may have come later."""
+        wanted = {name for name in names if name.position}
         sql = (
             "SELECT l.digest, l.position, MAX(l.job) FROM shinar_redrive_lines l "
             "JOIN shinar_redrive_jobs j ON j.id = l.job WHERE j.source_key = %s AND j.queue = %s "

@@ -27,6 +27,7 @@ from shinar.redrive.ledger.lines import (
     LineState,
     reopened,
     without_claimed,
+    without_sent,
 )
 from shinar.redrive.ledger.owner import lives, this_process
 from shinar.redrive.ledger.tables import CHUNK, Tables, default_path, write_rows
@@ -217,15 +218,17 @@ class Ledger(History):
 
     def retry(self, job: Job) -> None:
         """Failed lines, and those that another job had claimed, are planned again unless they are claimed
-        by another job now."""
+        by another job now, or another job has sent them."""
         ended = map(reopened, self.lines_in(job.id, LineState.FAILED, LineState.SKIPPED))
         again = [line for line in ended if line is not None]
         passed: Counter[Name] = Counter()
         for start in range(0, len(again), CHUNK):
             page = again[start : start + CHUNK]
             with self._tables.exclusive(alone=True) as cursor:
-                claims = self.claims(job.source_key, job.queue, [x.name for x in page], besides=job.id)
-                rows = self._recorded(job.id, without_claimed(page, claims, passed))
+                names = [line.name for line in page]
+                sent = self.sent_before(job.source_key, job.queue, names, besides=job.id)
+                claims = self.claims(job.source_key, job.queue, names, besides=job.id)
+                rows = self._recorded(job.id, without_claimed(without_sent(page, sent), claims, passed))
                 write_rows(cursor, self._tables.dialect.render(_RECORD), rows)
 
     def settle_published(self, job_id: str) -> None:

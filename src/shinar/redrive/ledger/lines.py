@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from shinar.redrive.letters.letter import Name
-from shinar.redrive.model import CLAIMED, kind_of
+from shinar.redrive.model import ALREADY, CLAIMED, kind_of
 
 
 class LineState(StrEnum):
@@ -107,6 +107,16 @@ def reopened(line: Line) -> Line | None:
         state = LineState.INTENT if kind == UNCONFIRMED else LineState.PLANNED
         return msgspec.structs.replace(line, state=state, why="")
     return None
+
+
+def without_sent(lines: Sequence[Line], sent: Mapping[Name, str]) -> list[Line]:
+    """The lines, those skipped whose letter another job has sent back."""
+    return [
+        msgspec.structs.replace(line, state=LineState.SKIPPED, why=f"{ALREADY}: by redrive {sent[line.name]}")
+        if line.name in sent
+        else line
+        for line in lines
+    ]
 
 
 #: name -> the job that claims letters of this name, and how many
