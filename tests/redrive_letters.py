@@ -21,7 +21,7 @@ from servers.process import Server, new_home
 from shinar.brokers import Broker, Outgoing, connect, traits
 from shinar.envelope import DeadReason, build, dead_letter, dead_letter_copy, encode, poison_record
 from shinar.redrive import JobState, Ledger
-from shinar.redrive.letters.read import letters
+from shinar.redrive.letters.read import read_letters
 from shinar.settlement.names import dead_letter_queue
 
 #: Ten kinds of handled failures; poison and a version nobody speaks make twelve.
@@ -200,4 +200,4 @@ def everything(place: Place) -> list[bytes]:
     with place.broker() as broker:
         if broker.traits.browse:
             return [delivery.body for delivery in broker.browse(place.dlq)]
-        return [letter.delivery.body for letter in letters(broker, place.dlq, reserve=True)]
+        return [letter.delivery.body for letter in read_letters(broker, place.dlq, reserve=True)]

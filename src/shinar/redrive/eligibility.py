@@ -84,7 +84,7 @@ class Destination(msgspec.Struct, frozen=True):
     traits_of: Callable[[str], Traits]
 
 
-class Rules(msgspec.Struct, frozen=True):
+class JobRules(msgspec.Struct, frozen=True):
     """What holds for every letter of a job."""
 
     spec: Spec
@@ -119,7 +119,7 @@ class Decision(msgspec.Struct, frozen=True):
     generation: int = 1
 
 
-def decide(letter: Letter, known: Known, rules: Rules) -> Decision:
+def decide(letter: Letter, known: Known, rules: JobRules) -> Decision:
     """The one rule of who goes back."""
     target = rules.to.queue or letter.target(rules.source)
     stays = _unfit(letter, known, rules.spec) or _misdirected(letter, target, rules)
@@ -151,7 +151,7 @@ def _unfit(letter: Letter, known: Known, spec: Spec) -> str:
     return SUCCEEDED if known.succeeded else ""
 
 
-def _misdirected(letter: Letter, target: str, rules: Rules) -> str:
+def _misdirected(letter: Letter, target: str, rules: JobRules) -> str:
     """A letter says itself where it came from: believed only for the queue that its dead-letter queue
     belongs to, or whoever can write a dead letter could reach every queue through us."""
     dlq = letter.delivery.queue
@@ -163,7 +163,7 @@ def _misdirected(letter: Letter, target: str, rules: Rules) -> str:
     return "" if own or rules.spec.any_target else f"{OUTSIDE}: {target}"
 
 
-def _invalid(body: bytes, rules: Rules) -> str:
+def _invalid(body: bytes, rules: JobRules) -> str:
     """ "" or why the schema of its URN would refuse the copy."""
     if rules.validate is None or rules.spec.include_invalid:
         return ""
@@ -182,7 +182,7 @@ class Checks:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: JobRules,
         history: History,
         *,
         source_key: str,

@@ -21,12 +21,12 @@ from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.delivery.throttle import Pace
 from shinar.errors import ConfigError, ShinarError, UsageError
-from shinar.redrive.eligibility import Checks, Destination, Rules, Seen, Validate
+from shinar.redrive.eligibility import Checks, Destination, JobRules, Seen, Validate
 from shinar.redrive.ledger.ledger import Ledger
 from shinar.redrive.ledger.lines import Job, JobState, Line, LineState, without_claimed
 from shinar.redrive.ledger.owner import whoami
 from shinar.redrive.letters.letter import Letter, Name, name_of
-from shinar.redrive.letters.read import UNREACHED, browse, letters, reserved_count
+from shinar.redrive.letters.read import UNREACHED, browse, read_letters, reserved_count
 from shinar.redrive.model import Receipt, Spec, endpoint
 from shinar.redrive.plan import Plan, Record, make_plan
 from shinar.redrive.select.selection import Chosen
@@ -35,10 +35,10 @@ from shinar.redrive.send.breaker import Breaker
 from shinar.redrive.send.match import Matcher
 from shinar.redrive.send.patch import Function, Patch
 from shinar.redrive.send.rate import in_hand, paced, step_of
-from shinar.redrive.send.route import Route, acks_are_certain, open_route, refuse_impossible, target_of
-from shinar.redrive.send.scan import LAPSE_MARGIN_S, QUIET_S, Growth, Pass
-from shinar.redrive.send.sender import Sender
-from shinar.redrive.send.watch import Stop, Watch
+from shinar.redrive.send.route import RedriveRoute, acks_are_certain, open_route, refuse_impossible, target_of
+from shinar.redrive.send.scan import LAPSE_MARGIN_S, QUIET_S, Growth, QueuePass
+from shinar.redrive.send.sender import LetterSender
+from shinar.redrive.send.watch import RunWatch, Stop
 from shinar.settlement.traits import Traits
 
 #: Rounds through a queue before what was not met counts as gone.
@@ -140,10 +140,10 @@ class Redrive:
             self.ledger.remember_anchor(job.id, plan.anchor)
             return self.ledger.job(job.id), plan
 
-    def _planned(self, route: Route, record: Record, job_id: str = "", *, reserve: bool) -> Plan:
+    def _planned(self, route: RedriveRoute, record: Record, job_id: str = "", *, reserve: bool) -> Plan:
         known = route.source.traits
         hidden = reserved_count(route.source, self.queue)
-        with closing(letters(route.source, self.queue, reserve=reserve, clock=self._clock)) as found:
+        with closing(read_letters(route.source, self.queue, reserve=reserve, clock=self._clock)) as found:
             plan = make_plan(
                 found,
                 self._chosen,
@@ -224,7 +224,7 @@ class Redrive:
         if not acks_are_certain(self.url, self.target_url):
             self.ledger.doubt_acks(job.id, DOUBT_MS)
 
-    def _recover(self, job: Job, route: Route, *, crashed: bool) -> None:
+    def _recover(self, job: Job, route: RedriveRoute, *, crashed: bool) -> None:
         self.ledger.retry(job)
         if route.atomic:
             return  # an intent whose original is still there was not sent: the move was all or nothing
@@ -234,10 +234,10 @@ class Redrive:
         elif crashed:
             self.ledger.doubt_acks(job.id, DOUBT_MS)
 
-    def _pass(self, job: Job, route: Route, *, resumed: bool, progress: Progress, waits: Waits) -> int:
+    def _pass(self, job: Job, route: RedriveRoute, *, resumed: bool, progress: Progress, waits: Waits) -> int:
         """Through the queue; how many the broker did not hand out though they are there."""
         breaker = Breaker(self.spec.max_failure_ratio)
-        watch = Watch(self.ledger, job.id, self._stop, breaker, self._growth(route, breaker), self._clock)
+        watch = RunWatch(self.ledger, job.id, self._stop, breaker, self._growth(route, breaker), self._clock)
         matcher = Matcher(
             self.ledger,
             job,
@@ -248,7 +248,7 @@ class Redrive:
         rate, lease_s = self.spec.rate_per_s, route.source.traits.lease_s or 0.0
         step = step_of(rate)
         sender = self._sender(job, route, breaker, progress)
-        one = Pass(
+        one = QueuePass(
             route.source,
             self.queue,
             matcher.split,
@@ -270,7 +270,7 @@ class Redrive:
             waits(lease_s + LAPSE_MARGIN_S)
         return one.hold(lease_s + LAPSE_MARGIN_S if resumed else QUIET_S)
 
-    def _turn(self, job: Job, one: Pass, lease_s: float, *, resumed: bool) -> None:
+    def _turn(self, job: Job, one: QueuePass, lease_s: float, *, resumed: bool) -> None:
         if resumed:
             one.wait_for_lapsed(lease_s)
             if one.stopped():
@@ -288,7 +288,7 @@ class Redrive:
                 if not one.depth():
                     return
 
-    def _finish(self, job: Job, route: Route, behind: int) -> Receipt:
+    def _finish(self, job: Job, route: RedriveRoute, behind: int) -> Receipt:
         state = self.ledger.state_of(job.id)
         if state == JobState.CANCELLED:
             self.ledger.cancel(job.id)
@@ -302,7 +302,7 @@ class Redrive:
             self._searched(job, route)
         return self.ledger.receipt(job.id)
 
-    def _searched(self, job: Job, route: Route) -> None:
+    def _searched(self, job: Job, route: RedriveRoute) -> None:
         """The whole queue was searched, and some were not met: a published one was settled after all, an
         intent whose original is gone was moved, and the rest was taken by somebody else."""
         self.ledger.settle_published(job.id)
@@ -313,7 +313,7 @@ class Redrive:
             advance(self.ledger, self.url, route.source, self.queue)
         self.ledger.finish(job.id)
 
-    def _held_elsewhere(self, job: Job, route: Route) -> int:
+    def _held_elsewhere(self, job: Job, route: RedriveRoute) -> int:
         """Messages we meant to send and were not handed, though they are still there."""
         known = route.source.traits
         unmet = Counter(
@@ -334,12 +334,12 @@ class Redrive:
 
     # -- parts
 
-    def _sender(self, job: Job, route: Route, breaker: Breaker, progress: Progress) -> Sender:
+    def _sender(self, job: Job, route: RedriveRoute, breaker: Breaker, progress: Progress) -> LetterSender:
         def before(queue: str) -> None:
             if route.target.traits.replayable:
                 mark_logs(self.ledger, job.id, self.target_url, queue)
 
-        return Sender(
+        return LetterSender(
             self.ledger,
             job.id,
             route,
@@ -350,14 +350,14 @@ class Redrive:
             progress=progress,
         )
 
-    def _checks(self, route: Route, job_id: str) -> Checks:
+    def _checks(self, route: RedriveRoute, job_id: str) -> Checks:
         @lru_cache(maxsize=KNOWN_QUEUES)
         def traits_of(queue: str) -> Traits:
             return traits(replace(self.target_url, queue=queue))
 
         to = Destination(self.spec.to_queue, route.moves, traits_of)
         return Checks(
-            Rules(self.spec, route.source.traits, to, self._validate, self._patch),
+            JobRules(self.spec, route.source.traits, to, self._validate, self._patch),
             self.ledger,
             source_key=endpoint(self.url),
             job_id=job_id,
@@ -365,7 +365,7 @@ class Redrive:
             clock=self._clock,
         )
 
-    def _growth(self, route: Route, breaker: Breaker) -> Growth | None:
+    def _growth(self, route: RedriveRoute, breaker: Breaker) -> Growth | None:
         """None where the depth is a guess, or a log's group."""
         known = route.source.traits
         if not breaker.ratio or not known.depth or known.depth_lags or route.log:
@@ -373,7 +373,7 @@ class Redrive:
         return Growth(route.source, self.queue)
 
     @contextmanager
-    def _route(self) -> Iterator[Route]:
+    def _route(self) -> Iterator[RedriveRoute]:
         refuse_impossible(self.url, self.target_url, self.spec)
         with open_route(self.url, self.target_url, self._clock) as route:
             yield route

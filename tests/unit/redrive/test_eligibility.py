@@ -14,7 +14,7 @@ from shinar.clock import PinnedClock
 from shinar.errors import ConfigError, PublishFailed
 from shinar.idempotency import open_store
 from shinar.redrive import JobState, Ledger, Redrive, Spec
-from shinar.redrive.eligibility import Destination, Known, Rules, decide
+from shinar.redrive.eligibility import Destination, JobRules, Known, decide
 from shinar.redrive.letters.letter import read
 from shinar.settlement import Traits
 
@@ -43,7 +43,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 def why(dlq: str, said: str, spec: Spec | None = None, traits: Traits = SOURCE, to: str = "") -> str:
     letter = read(Delivery(body(0, said), dlq), traits)
-    rules = Rules(spec or Spec(), traits, Destination(to, True, lambda _: traits))
+    rules = JobRules(spec or Spec(), traits, Destination(to, True, lambda _: traits))
     return decide(letter, NOW, rules).why
 
 

@@ -18,7 +18,7 @@ from shinar.errors import BrokerError, BrokerUnavailable, ContractError, Unsuppo
 from shinar.idempotency import open_store
 from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec
 from shinar.redrive.letters.letter import digest_of, read
-from shinar.redrive.letters.read import letters
+from shinar.redrive.letters.read import read_letters
 from shinar.redrive.rehearse import rehearse
 from shinar.settlement import Traits
 from shinar.worker import GiveUp, bypass_external_effects, is_replay
@@ -86,7 +86,7 @@ def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
         time.sleep(0.01)  # jobs are listed by the millisecond they were made in
         assert Redrive(url, ledger=ledger).run().published == 2
         die(broker)
-        ids = [letter.id or "" for letter in letters(broker, "orders.dlq")]
+        ids = [letter.id or "" for letter in read_letters(broker, "orders.dlq")]
         assert ledger.generations(ids) == dict.fromkeys(ids, generation)
     plan = Redrive(url, ledger=ledger).dry_run()
     assert plan.why_skipped == {"loop": 2}
@@ -99,7 +99,7 @@ def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
 def test_a_patched_copy_is_a_new_message_of_the_same_line(url: str, broker: Broker, ledger: Ledger) -> None:
     plant(broker, "orders.dlq", "orders", 1)
     for _ in range(2):
-        old = next(letters(broker, "orders.dlq")).id
+        old = next(read_letters(broker, "orders.dlq")).id
         spec = Spec(sets=("data.amount = 7",))
         assert Redrive(url, spec, ledger=ledger).run().published == 1
         message = judge(bodies(broker, "orders")[0]).message
@@ -162,8 +162,8 @@ def test_choices(scheme: str, url: str, ledger: Ledger, tmp_path: Path) -> None:
     place = url if scheme == "memory" else f"sqlite://{tmp_path}/q.db?queue=orders.dlq"
     broker = connect(place)
     planted = plant(broker, "orders.dlq", "orders", 24)
-    ids = [letter.id or "" for letter in letters(broker, "orders.dlq")]
-    print_ = next(letters(broker, "orders.dlq")).fingerprint
+    ids = [letter.id or "" for letter in read_letters(broker, "orders.dlq")]
+    print_ = next(read_letters(broker, "orders.dlq")).fingerprint
     assert Redrive(place, Spec(fingerprint=print_[:6]), ledger=ledger).dry_run().selected == 2
     assert Redrive(place, Spec(ids=tuple(ids[3:5])), ledger=ledger).dry_run().selected == 2
     assert Redrive(place, Spec(since_ms=1_763_172_600_000 + 2200), ledger=ledger).dry_run().selected >= 1

@@ -41,7 +41,7 @@ def choice_of(args: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[tuple[Broker, str]]:
     from shinar.brokers import connect
-    from shinar.redrive import side_effect
+    from shinar.redrive.letters.read import side_effect
 
     url, queue = address(args, settings_of(args))
     broker = connect(url)
@@ -74,10 +74,10 @@ def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Ite
 def chosen_of(
     args: argparse.Namespace, broker: Broker, queue: str, limit: int | None = None
 ) -> Iterator[Letter]:
-    from shinar.redrive import Chosen, letters
+    from shinar.redrive import Chosen, read_letters
 
     chosen = Chosen(**choice_of(args))
-    with closing(letters(broker, queue, reserve=args.reserve)) as found:
+    with closing(read_letters(broker, queue, reserve=args.reserve)) as found:
         shown = 0
         for letter in found:
             if limit is not None and shown >= limit:

@@ -34,7 +34,7 @@ SIDE_EFFECT: Final = (
 )
 
 
-def letters(
+def read_letters(
     broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
 ) -> Generator[Letter, None, None]:
     """Oldest first, in flat memory. With `reserve` also where the broker has no browse; close the broker

@@ -16,7 +16,7 @@ from shinar.redrive.ledger.ledger import Ledger
 from shinar.redrive.ledger.lines import Job, Line, LineState
 from shinar.redrive.letters.letter import Letter, Name, name_of, read
 from shinar.redrive.select.selection import Chosen
-from shinar.redrive.send.sender import Item
+from shinar.redrive.send.sender import MatchedLetter
 from shinar.settlement.traits import Traits
 
 
@@ -62,12 +62,12 @@ class Matcher:
         self._ended = Counter(ledger.staying(job.id) if chosen is not None else {})
         self._passed: Counter[Name] = Counter()
 
-    def split(self, batch: Sequence[Delivery]) -> tuple[list[Item], list[Delivery]]:
+    def split(self, batch: Sequence[Delivery]) -> tuple[list[MatchedLetter], list[Delivery]]:
         """(letters to bring to their end, letters to leave as they are)"""
         names = [name_of(delivery, self._traits) for delivery in batch]
         lines = self._ledger.open_lines(self._job.id, names)
         staying = self._ledger.staying(self._job.id, names)
-        items: list[Item] = []
+        items: list[MatchedLetter] = []
         fresh: list[tuple[Letter, Name]] = []
         for delivery, name in zip(batch, names, strict=True):
             line = lines[name].pop(0) if lines[name] else None
@@ -83,12 +83,12 @@ class Matcher:
             [delivery for delivery in batch if id(delivery) not in taken],
         )
 
-    def _item(self, delivery: Delivery, line: Line, *, others_stay: bool) -> Item | None:
+    def _item(self, delivery: Delivery, line: Line, *, others_stay: bool) -> MatchedLetter | None:
         letter = read(delivery, self._traits)
         if line.state != LineState.PUBLISHED:
-            return Item(letter, line)
+            return MatchedLetter(letter, line)
         doubt = settle_doubt(letter, self._traits, all_counted=self._all_counted, others_stay=others_stay)
-        return None if doubt is Doubt.LEAVE else Item(letter, line, again=doubt is Doubt.SEND_AGAIN)
+        return None if doubt is Doubt.LEAVE else MatchedLetter(letter, line, again=doubt is Doubt.SEND_AGAIN)
 
     def _is_new(self, letter: Letter, name: Name) -> bool:
         """Whether a job without a plan takes this one too."""
@@ -102,7 +102,7 @@ class Matcher:
         self._selected += 1
         return True
 
-    def _claimed(self, fresh: Sequence[tuple[Letter, Name]]) -> list[Item]:
+    def _claimed(self, fresh: Sequence[tuple[Letter, Name]]) -> list[MatchedLetter]:
         """Lines for these, without those that another job has claimed."""
         lines = [
             Line(name.digest, 0, letter.id or "", name.position, bytes=len(letter.delivery.body))
@@ -110,4 +110,4 @@ class Matcher:
         ]
         kept = self._ledger.claim(self._job, lines, self._passed)
         found = zip(fresh, kept, strict=True)
-        return [Item(letter, line) for (letter, _), line in found if line.state == LineState.PLANNED]
+        return [MatchedLetter(letter, line) for (letter, _), line in found if line.state == LineState.PLANNED]

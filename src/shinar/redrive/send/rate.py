@@ -11,7 +11,7 @@ from typing import Final
 from shinar.brokers import Delivery
 from shinar.delivery.throttle import Pace
 from shinar.redrive.send.scan import BATCH, Send
-from shinar.redrive.send.sender import Item
+from shinar.redrive.send.sender import MatchedLetter
 
 #: Seconds' worth of messages in hand at once, also where no lease ends: a stop gives the rest back, and
 #: others wait no longer than this for them.
@@ -36,7 +36,7 @@ def paced(send: Send, pace: Pace, step: int, stopped: Callable[[], bool]) -> Sen
     """`send` in steps; after a stop the rest of the batch comes back unsent. `stopped` is asked several times
     a second, which makes it the runner's sign of life."""
 
-    def steps(items: Sequence[Item]) -> list[Delivery]:
+    def steps(items: Sequence[MatchedLetter]) -> list[Delivery]:
         left: list[Delivery] = []
         for start in range(0, len(items), step):
             part = items[start : start + step]

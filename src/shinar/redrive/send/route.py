@@ -15,7 +15,7 @@ from shinar.errors import Unsupported
 from shinar.redrive.model import Spec
 
 
-class Route(msgspec.Struct, frozen=True):
+class RedriveRoute(msgspec.Struct, frozen=True):
     """How a letter gets from one broker to the other."""
 
     source: Broker
@@ -65,13 +65,13 @@ def refuse_impossible(source: BrokerUrl, target: BrokerUrl, spec: Spec) -> None:
 
 
 @contextmanager
-def open_route(source_url: BrokerUrl, target_url: BrokerUrl, clock: Clock) -> Iterator[Route]:
+def open_route(source_url: BrokerUrl, target_url: BrokerUrl, clock: Clock) -> Iterator[RedriveRoute]:
     source = connect(source_url, clock)
     try:
         log, same = source.traits.replayable, one_broker(source_url, target_url)
         target = source if same else connect(target_url, clock)
         try:
-            yield Route(source, target, same and not log, log)
+            yield RedriveRoute(source, target, same and not log, log)
         finally:
             if target is not source:
                 target.close()

@@ -17,7 +17,7 @@ from shinar.errors import BrokerError, Unsupported
 from shinar.redrive.letters.held import Held
 from shinar.redrive.letters.letter import name_of
 from shinar.redrive.letters.read import browse, unreached
-from shinar.redrive.send.sender import Item
+from shinar.redrive.send.sender import MatchedLetter
 
 #: Messages in hand at once: what a crash leaves to its leases.
 BATCH: Final = 200
@@ -31,9 +31,9 @@ LAPSE_MARGIN_S: Final = 3.0
 QUIET_S: Final = 2.0
 
 #: Sends a batch; returns what is still reserved.
-Send = Callable[[Sequence[Item]], list[Delivery]]
+Send = Callable[[Sequence[MatchedLetter]], list[Delivery]]
 #: (what to bring to its end, what to leave)
-Split = Callable[[Sequence[Delivery]], tuple[list[Item], list[Delivery]]]
+Split = Callable[[Sequence[Delivery]], tuple[list[MatchedLetter], list[Delivery]]]
 
 
 class Growth:
@@ -63,7 +63,7 @@ class Growth:
         return now.ready - (self._known - self._taken)
 
 
-class Pass:
+class QueuePass:
     """What the ways of going through a queue share."""
 
     def __init__(

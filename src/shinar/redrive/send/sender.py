@@ -19,13 +19,13 @@ from shinar.redrive.ledger.lines import UNCONFIRMED, Line, LineState
 from shinar.redrive.letters.letter import Letter, digest_of
 from shinar.redrive.model import MAYBE_TWICE
 from shinar.redrive.send.breaker import Breaker
-from shinar.redrive.send.route import Route
+from shinar.redrive.send.route import RedriveRoute
 
 #: Out-of-band marker for handlers that shall leave their outside effects out.
 BYPASS: Final = {"bq-replay-bypass": "1"}
 
 
-class Item(msgspec.Struct, frozen=True):
+class MatchedLetter(msgspec.Struct, frozen=True):
     """A letter in hand and the line it answers to."""
 
     letter: Letter
@@ -41,19 +41,19 @@ class Item(msgspec.Struct, frozen=True):
     def only_ack(self) -> bool:
         return self.line.state == LineState.PUBLISHED and not self.again
 
-    def with_line(self, **changes: object) -> Item:
-        return Item(self.letter, msgspec.structs.replace(self.line, **changes), self.again)
+    def with_line(self, **changes: object) -> MatchedLetter:
+        return MatchedLetter(self.letter, msgspec.structs.replace(self.line, **changes), self.again)
 
 
-Ready = tuple[Item, Outgoing]
+Ready = tuple[MatchedLetter, Outgoing]
 
 
-class Sender:
+class LetterSender:
     def __init__(
         self,
         ledger: Ledger,
         job_id: str,
-        route: Route,
+        route: RedriveRoute,
         checks: Checks,
         *,
         breaker: Breaker,
@@ -72,7 +72,7 @@ class Sender:
         #: Told the number of messages that came to their end.
         self._progress = progress
 
-    def send(self, items: Sequence[Item]) -> list[Delivery]:
+    def send(self, items: Sequence[MatchedLetter]) -> list[Delivery]:
         """Bring each item to its end as far as possible; what is still reserved afterwards."""
         ready, left = self._prepared([item for item in items if not item.only_ack])
         for queue in dict.fromkeys(item.line.target for item, _ in ready):
@@ -84,10 +84,10 @@ class Sender:
         self._progress(len(items))
         return left
 
-    def _prepared(self, items: Sequence[Item]) -> tuple[list[Ready], list[Delivery]]:
+    def _prepared(self, items: Sequence[MatchedLetter]) -> tuple[list[Ready], list[Delivery]]:
         """(what goes, with its copy; what stays in the queue)"""
         ready: list[Ready] = []
-        skipped: list[Item] = []
+        skipped: list[MatchedLetter] = []
         left: list[Delivery] = []
         decisions = self._checks.decide([item.letter for item in items], [item.line.new_id for item in items])
         for item, made in zip(items, decisions, strict=True):
@@ -136,13 +136,13 @@ class Sender:
         # Elsewhere a lapsed one may have been copied or not: its intent stands, and it is redelivered.
         return []
 
-    def _confirmed(self, items: Sequence[Item]) -> list[Delivery]:
+    def _confirmed(self, items: Sequence[MatchedLetter]) -> list[Delivery]:
         self._breaker.succeeded(len(items))
         self._ledger.record_published(self._job, _lines(items))
         self._settle(items)
         return []
 
-    def _settle(self, items: Sequence[Item]) -> None:
+    def _settle(self, items: Sequence[MatchedLetter]) -> None:
         if not items:
             return
         lapsed = () if self._route.log else self._route.source.ack([item.delivery for item in items])
@@ -166,12 +166,12 @@ class Sender:
             left += self._deliver(queue, [pair])
         return left
 
-    def _fail(self, items: Sequence[Item], why: str) -> list[Delivery]:
+    def _fail(self, items: Sequence[MatchedLetter], why: str) -> list[Delivery]:
         self._breaker.failed(len(items))
         failed = [item.with_line(why=why[:300]) for item in items]
         self._ledger.record_failed(self._job, _lines(failed))
         return [item.delivery for item in items]
 
 
-def _lines(items: Sequence[Item]) -> list[Line]:
+def _lines(items: Sequence[MatchedLetter]) -> list[Line]:
     return [item.line for item in items]

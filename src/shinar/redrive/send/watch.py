@@ -24,7 +24,7 @@ class Stop:
         self.asked = True
 
 
-class Watch:
+class RunWatch:
     """`growth` is None where the depth of the source says nothing about new dead letters."""
 
     def __init__(

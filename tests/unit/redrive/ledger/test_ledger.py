@@ -24,7 +24,8 @@ from shinar.redrive.model import endpoint
 VERSION_1 = (
     "CREATE TABLE shinar_redrive_jobs (id TEXT PRIMARY KEY, who TEXT NOT NULL, created_ms INTEGER NOT NULL, "
     "source TEXT NOT NULL, queue TEXT NOT NULL, target TEXT NOT NULL, spec TEXT NOT NULL, "
-    "state TEXT NOT NULL, planned INTEGER NOT NULL, anchor TEXT NOT NULL, marks TEXT NOT NULL, runner TEXT NOT NULL, "
+    "state TEXT NOT NULL, planned INTEGER NOT NULL, anchor TEXT NOT NULL, marks TEXT NOT NULL, "
+    "runner TEXT NOT NULL, "
     "seen_ms INTEGER NOT NULL, note TEXT NOT NULL)",
     "CREATE TABLE shinar_redrive_lines (job TEXT NOT NULL, digest TEXT NOT NULL, n INTEGER NOT NULL, "
     "id TEXT NOT NULL, position TEXT NOT NULL, target TEXT NOT NULL, state TEXT NOT NULL, why TEXT NOT NULL, "
@@ -48,6 +49,15 @@ def test_many_first_users_at_once(tmp_path: Path) -> None:
     for process in started:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err.decode()
+
+
+def test_a_first_user_who_looked_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes the tables between this one's look and its own attempt."""
+    Ledger(tmp_path / "ledger.db").close()
+    monkeypatch.setattr("shinar.database.session.Database._has", lambda *_: False)
+    ledger = Ledger(tmp_path / "ledger.db")
+    assert ledger.jobs() == []
+    ledger.close()
 
 
 def test_nobody_else_reads_it(tmp_path: Path) -> None:
