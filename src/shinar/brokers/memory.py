@@ -34,6 +34,7 @@ TRAITS: Final = Traits(
     lease_s=DEFAULT_LEASE_S,
     portable_receipts=True,
     atomic_move=True,
+    stable_position=True,
     release_counts=True,
     release_uncounted=True,
 )

@@ -56,6 +56,7 @@ def traits(url: BrokerUrl) -> Traits:
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001),
         portable_receipts=True,
         atomic_move=True,
+        stable_position=True,
         release_counts=True,
     )
 

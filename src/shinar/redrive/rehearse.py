@@ -17,9 +17,9 @@ import msgspec
 from shinar.brokers import Delivery, connect
 from shinar.envelope.fingerprint import error_template
 from shinar.redrive.job import Redrive
-from shinar.redrive.letters.letter import Letter, Nature
-from shinar.redrive.letters.read import letters
-from shinar.redrive.send.sender import BYPASS, copy_of
+from shinar.redrive.letters.letter import Letter, Nature, copy_of
+from shinar.redrive.letters.read import read_letters
+from shinar.redrive.send.sender import BYPASS
 from shinar.settlement import DEFAULT_POLICY, Event, Traits
 from shinar.worker import GiveUp, Handlers, Retry
 from shinar.worker.context import leave_context
@@ -58,10 +58,10 @@ def rehearse(
             for urn, route in routes.items()
         }
         try:
-            found = letters(broker, redrive.queue, reserve=reserve)
+            found = read_letters(broker, redrive.queue, reserve=reserve)
             with closing(found):
-                meant = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
-                for letter in islice(meant, sample):
+                chosen = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
+                for letter in islice(chosen, sample):
                     result.add(_run(targets, broker.traits, letter))
         finally:
             broker.close()

@@ -37,3 +37,11 @@ def _split(queue: str, traits: Traits) -> tuple[str, str]:
 def is_dead_letter_queue_of_any(queue: str | None) -> bool:
     """The same where nobody knows the broker: an archive, or the rows of a lake."""
     return bool(queue) and str(queue).lower().removesuffix(".fifo").endswith(_ENDINGS)
+
+
+def family_queue(dlq: str, traits: Traits) -> str:
+    """The queue whose dead letters `dlq` holds, by its name alone; "" when the name does not say."""
+    derived = original_queue(dlq, traits)
+    if traits.native_dlq_suffix:
+        derived = derived.removesuffix(traits.native_dlq_suffix)
+    return derived if derived != dlq else ""

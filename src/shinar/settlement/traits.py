@@ -92,6 +92,10 @@ class Traits:
     #: `depth` is an estimate of some seconds ago: good to show, not to decide by.
     depth_lags: bool = False
 
+    #: `Delivery.position` names one message of the queue for as long as it is there, the same whether it was
+    #: browsed, reserved or redelivered.
+    stable_position: bool = False
+
     # -- settling what nobody may handle
     poison_without_dlq: WithoutDeadLetters = "retry"
     gated_without_dlq: WithoutDeadLetters = "drop"

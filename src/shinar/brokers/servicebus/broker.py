@@ -75,6 +75,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=not url.flag("sessions"),
         release_counts=True,
         release_delay=False,
+        stable_position=True,
         depth=False,
         poison_without_dlq="native",
         gated_without_dlq="native",

@@ -49,6 +49,7 @@ def traits(url: BrokerUrl) -> Traits:
         lasting_lease=True,
         portable_receipts=True,
         atomic_move=True,
+        stable_position=True,
         release_counts=True,
         release_uncounted=True,
         release_to="back",

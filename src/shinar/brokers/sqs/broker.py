@@ -85,6 +85,7 @@ def traits(url: BrokerUrl) -> Traits:
         max_lease_s=float(MAX_VISIBILITY_S),
         lasting_lease=True,
         portable_receipts=True,
+        stable_position=True,
         release_counts=True,
         browse=False,
         depth_lags=True,

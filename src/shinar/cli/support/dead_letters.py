@@ -41,7 +41,7 @@ def choice_of(args: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[tuple[Broker, str]]:
     from shinar.brokers import connect
-    from shinar.redrive import side_effect
+    from shinar.redrive.letters.read import side_effect
 
     url, queue = address(args, settings_of(args))
     broker = connect(url)
@@ -74,10 +74,10 @@ def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Ite
 def chosen_of(
     args: argparse.Namespace, broker: Broker, queue: str, limit: int | None = None
 ) -> Iterator[Letter]:
-    from shinar.redrive import Chosen, letters
+    from shinar.redrive import Chosen, read_letters
 
     chosen = Chosen(**choice_of(args))
-    with closing(letters(broker, queue, reserve=args.reserve)) as found:
+    with closing(read_letters(broker, queue, reserve=args.reserve)) as found:
         shown = 0
         for letter in found:
             if limit is not None and shown >= limit:
@@ -97,7 +97,9 @@ class SentBack:
     def __init__(self, url: BrokerUrl, queue: str, known: Traits, ledger: Ledger | None) -> None:
         self._ledger = ledger if known.replayable else None
         self._traits = known
-        self._place = (url.masked, queue)
+        from shinar.redrive.model import endpoint
+
+        self._place = (endpoint(url), queue)
         #: Records left out so far.
         self.count = 0
 
@@ -105,9 +107,9 @@ class SentBack:
         """The job that sent each of them back, or ""."""
         if self._ledger is None:
             return [""] * len(deliveries)
-        from shinar.redrive.letters.letter import digest
+        from shinar.redrive.letters.letter import name_of
 
-        names = [digest(delivery, self._traits) for delivery in deliveries]
+        names = [name_of(delivery, self._traits) for delivery in deliveries]
         found = self._ledger.sent_before(*self._place, names)
         return [found.get(name, "") for name in names]
 
@@ -139,6 +141,15 @@ def ledger_place(args: argparse.Namespace) -> str:
         return place
     path = Path(place).expanduser() if place else default_path()
     return str(path.absolute()) if path.exists() else ""
+
+
+def without_secrets(text: str | None) -> str:
+    """A store's URL as the ledger may keep it; a folder, or a URL without a password, as it is."""
+    from shinar.brokers import parse
+    from shinar.brokers.url import MASK
+
+    masked = parse(text).masked if text and "://" in text else ""
+    return masked if MASK in masked else text or ""
 
 
 def plain(value: object) -> str:

@@ -28,10 +28,13 @@ WHY: Final = {
     "patch": "the change does not fit it",
     "too large": "the target takes no message of that size",
     "not text": "the target carries text only",
+    "outside": "names a queue of another family than this dead-letter queue (--any-target, or --to)",
+    "claimed": "claimed by another redrive; resume or cancel that one",
+    "already sent": "already sent back by another redrive",
     "gone": "not handed out: no longer in the queue, or another consumer holds it",
 }
 #: Kinds whose first reason is worth reading.
-_TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window"})
+_TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window", "outside", "claimed"})
 
 
 def reason(kind: str, examples: Mapping[str, str]) -> str:
@@ -72,16 +75,12 @@ def show_status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -
 
 
 def cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    from shinar.redrive import JobState, LineState
+    from shinar.redrive import JobState
 
     job = ledger.job(args.id)
     if job.state == JobState.DONE:
         raise ConfigError(f"redrive {job.id} is done; see undo-plan", setting="id")
-    running = job.state == JobState.RUNNING and ledger.alive(job)
-    ledger.change(job.id, state=JobState.CANCELLED, note="cancelled")
-    if not running:
-        ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
-    elif not args.quiet:
+    if ledger.cancel(job.id) and not args.quiet:
         print("its runner stops after the batch in hand", file=sys.stderr)
     return show_status(args, _settings, ledger) and 0
 

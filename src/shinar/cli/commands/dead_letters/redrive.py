@@ -15,7 +15,7 @@ from shinar.cli.commands.dead_letters.jobs import (
     show_status,
     undo_plan,
 )
-from shinar.cli.support.dead_letters import ids_of, since_ms
+from shinar.cli.support.dead_letters import ids_of, since_ms, without_secrets
 from shinar.cli.support.output import (
     MASK,
     Progress,
@@ -76,6 +76,11 @@ def register(commands: Any) -> None:
     )
     group.add_argument("--include-poison", action="store_true", help="send poison back too, unwrapped")
     group.add_argument("--include-version", action="store_true", help="send unsupported versions back too")
+    group.add_argument(
+        "--any-target",
+        action="store_true",
+        help="also send to queues that the name of this one does not imply",
+    )
     group.add_argument("--include-invalid", action="store_true", help="send what its schema refuses too")
     group.add_argument(
         "--loop-limit", type=int, default=2, help="redrives of one message (default 2; 0: any)"
@@ -147,17 +152,15 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
         try:
             _confirm(plan.sendable)
         except (Cancelled, KeyboardInterrupt):
-            ledger.change(job.id, state="cancelled", note="not confirmed")
-            ledger.close_open(job.id, "skipped", "cancelled", "planned")  # type: ignore[arg-type]  # texts
+            ledger.cancel(job.id, "not confirmed")
             raise
     return _run(args, redrive, job, plan.sendable)
 
 
 def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int | None) -> int:
     progress = Progress("redrive", total, quiet=args.quiet)
-    redrive.progress = progress.add
     with Stopper(redrive.stop, quiet=args.quiet) as stopper:
-        receipt = redrive.run(job) if job is not None else redrive.run()
+        receipt = redrive.run(job, progress=progress.add)
     progress.done()
     return _hand_over(args, redrive.ledger, receipt, stopper)
 
@@ -239,6 +242,8 @@ def _show_plan(plan: dict[str, Any], title: str, ids: int, out: Any = None) -> N
         print(f"  {plan['bytes']:>9,} bytes", file=out)
     for why, count in sorted(plan["why_skipped"].items()):
         print(f"  {count:>9,} skipped: {reason(why, plan['examples'])}", file=out)
+    if plan["reserved"]:
+        print(f"  {plan['reserved']:>9,} more are reserved and were not looked at", file=out)
     if plan["already"]:
         print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
     if plan["died_again"]:
@@ -252,27 +257,32 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
 
     from shinar.brokers import parse
     from shinar.redrive import Spec
+    from shinar.redrive.model import endpoint
 
     job = ledger.job(args.id)
     # SHINAR_TOKEN fills in for the embedded broker's.
     url = with_token(parse(args.url or job.source), settings)
     if _masked(url) and settings["url"]:
         url = with_token(parse(settings["url"]), settings)
-    if _masked(url) or url.masked != job.source:
+    if _masked(url):
         raise ConfigError(f"give the URL again, it holds a secret: --url {job.source}", setting="url")
+    if endpoint(url) != job.source_key:
+        raise ConfigError(
+            f"redrive {job.id} is about {job.source}; {url.masked} is another server", setting="url"
+        )
     spec = msgspec.json.decode(job.spec, type=Spec)
-    if job.target != _with_queue(url, spec.to_queue).masked:
+    if endpoint(parse(job.target)) != endpoint(url):
         args.to = args.to or job.target
         if MASK in args.to:
             raise ConfigError(f"give the target again, it holds a secret: --to {job.target}", setting="--to")
     args.patch = args.patch or spec.patch
+    if MASK not in spec.skip_succeeded:
+        args.skip_succeeded = args.skip_succeeded or spec.skip_succeeded
     redrive = _redrive(args, settings, ledger, url, job.queue, spec)
     progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
-    redrive.progress = progress.add
-    if not args.quiet:
-        redrive.waits = _say_wait
+    waits = (lambda _: None) if args.quiet else _say_wait
     with Stopper(redrive.stop, quiet=args.quiet) as stopper:
-        receipt = redrive.resume(job.id)
+        receipt = redrive.resume(job.id, progress=progress.add, waits=waits)
     progress.done()
     return _hand_over(args, redrive.ledger, receipt, stopper)
 
@@ -299,6 +309,8 @@ def spec_of(args: argparse.Namespace, settings: Settings) -> Spec:
         include_poison=args.include_poison,
         include_version=args.include_version,
         include_invalid=args.include_invalid,
+        any_target=args.any_target,
+        skip_succeeded=without_secrets(args.skip_succeeded),
         loop_limit=args.loop_limit,
         sets=tuple(args.sets),
         patch=args.patch,
@@ -344,12 +356,6 @@ def _succeeded(text: str | None) -> Any:
 
 def _masked(url: Any) -> bool:
     return MASK in (url.password, *url.options.values())
-
-
-def _with_queue(url: Any, queue: str) -> Any:
-    from dataclasses import replace
-
-    return replace(url, queue=queue or url.queue)
 
 
 def _positive(text: str) -> int:

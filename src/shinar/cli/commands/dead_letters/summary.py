@@ -143,7 +143,7 @@ def _counted(found: Iterator[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _print(summary: Summary, rows: list[dict[str, Any]]) -> None:
-    from shinar.redrive import sparkline
+    from shinar.redrive.letters.summary import sparkline
 
     kinds = len(summary.groups)
     if not kinds:
