@@ -9,7 +9,8 @@ say where; its text says what to do next; its `code` is stable and explained in 
     │   ├── ConfigError        a setting, a URL or a file is wrong
     │   ├── UnknownScheme      no broker has this URL scheme
     │   ├── MissingExtra       an optional package is not installed
-    │   └── Unsupported        this broker cannot do that
+    │   ├── Unsupported        this broker cannot do that
+    │   └── ExpressionError    a --where or --set that Spark SQL would refuse for one dead letter
     ├── BrokerError            the other side said no, or nothing
     │   ├── BrokerUnavailable  away or cut off (transient)
     │   ├── BrokerFull         out of disk, memory or quota (transient)
@@ -85,6 +86,23 @@ class Unsupported(UsageError):
         super().__init__(f"{broker} cannot {feature}: {advice}")
         self.broker = broker
         self.feature = feature
+
+
+class ExpressionError(UsageError):
+    """An expression that can be evaluated for some dead letters and not for this one."""
+
+    code = "SH-1110"
+
+    def __init__(self, reason: str, *, setting: str, letter: str = "", advice: str = "") -> None:
+        which = f"dead letter {letter}: " if letter else ""
+        super().__init__(f"{setting}: {which}{reason}" + (f"; {advice}" if advice else ""))
+        self.reason = reason
+        self.setting = setting
+        #: Id of the dead letter, or its position in the queue.
+        self.letter = letter
+
+    def for_letter(self, letter: str, advice: str) -> ExpressionError:
+        return ExpressionError(self.reason, setting=self.setting, letter=letter, advice=advice)
 
 
 class BrokerError(ShinarError):
