@@ -1,7 +1,7 @@
 """`--where` means what Spark SQL means: random expressions, our evaluator and Spark itself, the same answers.
 
-Dead letters come in shapes: within a shape every member has one VARIANT type, so that Spark can be given the same
-letters as a table with typed columns. Equal is: the same value for every letter, or both refuse.
+Dead letters come in shapes: within a shape every member has one VARIANT type, so that Spark can be given the
+same letters as a table with typed columns. Equal is: the same value for every letter, or both refuse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from shinar.errors import ConfigError, ExpressionError
@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 LETTERS = 25
+#: Refused expressions that Spark is asked about, per shape and batch: each costs a question of its own.
+MAX_REFUSALS = 2
 NOON_MS = 1_763_172_600_000
 NAMES = ["apple", "Äpfel", "", " 7 ", "7.0", "true", "x%y", "a_b\\c", "2025-11-15", "1e2", "naïve 😀", "zzz"]
 #: shape -> member -> its JSON texts, all of one VARIANT type
@@ -100,7 +102,7 @@ def rows_of(shape: str) -> list[dict[str, Any]]:
 
 @cache
 def session() -> Any:
-    """A session that evaluates an expression as it stands: nothing is folded, simplified or reordered, so that
+    """A session that evaluates an expression as it stands: nothing is folded or simplified, so that
     an error is raised by a row that needs the value, and by no other."""
     found = spark().newSession()
     rules = [
@@ -132,32 +134,26 @@ def session() -> Any:
 
 @cache
 def frame(shape: str) -> Any:
+    """An inline table: Spark evaluates a projection of it while planning, so that a question costs no job."""
     rows = rows_of(shape)
     types = {name: typed(rows[0]["data"][name])[0] for name in SHAPES[shape]}
-    struct = ",".join(f"{name}: {type_}" for name, type_ in types.items())
-    schema = (
-        ", ".join(f"{name} {type_}" for name, type_ in SPARK_COLUMNS.items())
-        + f", data struct<{struct}>, n int"
-    )
-    made = []
+    lines = []
     for n, row in enumerate(rows):
-        data = {name: typed(value)[1] for name, value in row["data"].items()}
-        plain = {name: row[name] for name in SPARK_COLUMNS}
-        made.append((*plain.values(), data, n))
-    times = schema.replace("failed_at timestamp", "failed_at bigint")
-    frame = session().createDataFrame(made, times)
-    return (
-        frame.selectExpr(
-            *(
-                name if name != "failed_at" else "timestamp_millis(failed_at) failed_at"
-                for name in SPARK_COLUMNS
-            ),
-            "data",
-            "n",
-        )
-        .coalesce(1)
-        .cache()
-    )
+        plain = [_sql(row[name], type_) for name, type_ in SPARK_COLUMNS.items()]
+        members = [f"'{name}', {_sql(typed(row['data'][name])[1], str(types[name]))}" for name in types]
+        lines.append(f"({', '.join(plain)}, named_struct({', '.join(members)}), {n})")
+    names = ", ".join([*SPARK_COLUMNS, "data", "n"])
+    return session().sql(f"select * from values {', '.join(lines)} as t({names})")
+
+
+def _sql(value: Any, type_: str) -> str:
+    if value is None:
+        return "null" if type_ == "VOID" else f"cast(null as {type_})"
+    if type_ == "timestamp":
+        return f"timestamp_millis({value})"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"cast('{quoted}' as {type_})"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -194,8 +190,27 @@ ANYTHING = st.one_of(
 TYPES = st.sampled_from(["string", "boolean", "int", "bigint", "double", "decimal(10,2)", "decimal(38,18)"])
 
 
+def larger_numbers(numbers: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    pairs = st.tuples(numbers, numbers)
+    return st.one_of(
+        st.builds("({0[0]} {1} {0[1]})".format, pairs, st.sampled_from(["+", "-", "*", "/", "%"])),
+        st.builds("{0}({1})".format, st.sampled_from(["abs", "round", "-"]), numbers),
+        st.builds("round({0}, {1})".format, numbers, st.sampled_from(["0", "1", "2", "-1", "-2", "5"])),
+        st.builds("coalesce({0[0]}, {0[1]})".format, pairs),
+    )
+
+
+def larger_strings(strings: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({0} || {1})".format, strings, strings),
+        st.builds("{0}({1})".format, st.sampled_from(["lower", "upper", "trim"]), strings),
+        st.builds("substr({0}, {1}, {2})".format, strings, INTEGERS, INTEGERS),
+        st.builds("coalesce({0}, {1})".format, strings, strings),
+    )
+
+
 def wrap(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Larger values made of smaller ones."""
+    """Larger values made of smaller ones, whatever their types are."""
     pairs = st.tuples(values, values)
     return st.one_of(
         st.builds("({0[0]} {1} {0[1]})".format, pairs, st.sampled_from(["+", "-", "*", "/", "%", "||"])),
@@ -210,7 +225,9 @@ def wrap(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-VALUES = st.recursive(st.one_of(NUMBERS, NUMBERS, STRINGS, ANYTHING), wrap, max_leaves=4)
+MIXED = st.recursive(st.one_of(NUMBERS, STRINGS, ANYTHING), wrap, max_leaves=4)
+LARGE_NUMBERS = st.recursive(NUMBERS, larger_numbers, max_leaves=4)
+LARGE_STRINGS = st.recursive(STRINGS, larger_strings, max_leaves=3)
 
 
 def conditions(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -238,11 +255,12 @@ def joined(smaller: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-EXPRESSIONS = st.one_of(
-    st.recursive(conditions(VALUES), joined, max_leaves=3),
-    st.recursive(conditions(VALUES), joined, max_leaves=2),
-    VALUES,
-)
+def expressions(values: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(st.recursive(conditions(values), joined, max_leaves=3), conditions(values), values)
+
+
+#: Mostly of one type, so that most have an answer; the mixed ones are for the casts.
+EXPRESSIONS = st.one_of(expressions(LARGE_NUMBERS), expressions(LARGE_STRINGS), expressions(MIXED))
 
 
 # -- both engines
@@ -299,10 +317,14 @@ def check(texts: list[str]) -> None:
         answers = {text: ours(text.replace("data.missing", "data.maybe"), shape) for text in texts}
         batch = [text for text in texts if isinstance(answers[text], list)]
         found = theirs([text.replace("data.missing", "data.maybe") for text in batch], shape) if batch else []
+        refusals = 0
         for at, text in enumerate(texts):
             if isinstance(answers[text], list) and isinstance(found, list):
                 spark_says: Any = found[batch.index(text)]
             else:
+                refusals += isinstance(answers[text], str)
+                if refusals > MAX_REFUSALS and isinstance(answers[text], str):
+                    continue
                 alone = theirs([text.replace("data.missing", "data.maybe")], shape)
                 spark_says = alone if isinstance(alone, Exception) else alone[0]
             lenient = any(name in text for name in untyped)
@@ -324,7 +346,12 @@ def _compare(what: str, our: list[Any] | str, their: Any, *, lenient: bool) -> N
 
 
 @settings(
-    max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],  # shrinking asks Spark a thousand times
 )
 @given(st.lists(EXPRESSIONS, min_size=20, max_size=20, unique=True))
 @example(["data.amount >= '100'", "data.price % 1 = 0", "data.flag = 'true'", "data.amount = '7.0'"])

@@ -72,6 +72,23 @@ FUNCTION_NAMES: Final = (
 )
 #: Functions that need more arguments than sqlglot insists on.
 _FEWEST: Final = {"substr": 2, "contains": 2, "startswith": 2, "endswith": 2, "coalesce": 1}
+#: Fields of a node that are read here, or that say nothing new; a node with any other field set is refused,
+#: so that a variant of an operator (NOT LIKE was one) is never taken for the plain one.
+_FIELDS: Final = frozenset({"this", "expression", "expressions"})
+_MORE_FIELDS: Final[dict[type[exp.Expression], frozenset[str]]] = {
+    exp.Between: frozenset({"low", "high"}),
+    exp.Bracket: frozenset({"offset"}),
+    exp.Cast: frozenset({"to"}),
+    exp.Coalesce: frozenset({"is_nvl"}),
+    exp.Column: frozenset({"table", "db", "catalog"}),
+    exp.Div: frozenset({"typed", "safe"}),
+    exp.DPipe: frozenset({"safe"}),
+    exp.Like: frozenset({"negate"}),
+    exp.Literal: frozenset({"is_string"}),
+    exp.Round: frozenset({"decimals"}),
+    exp.Substring: frozenset({"start", "length"}),
+    exp.TryCast: frozenset({"to", "safe", "requires_string"}),
+}
 #: What may not be an operand of a comparison without parentheses: Spark and sqlglot bind it differently.
 _LOOSE: Final = (exp.Not, exp.Connector, exp.Is, exp.In, exp.Between, exp.Like, exp.Escape, exp.Predicate)
 _TYPES: Final = {
@@ -137,6 +154,9 @@ class _Builder:
         if depth > MAX_DEPTH:
             raise self._refused.at(None, f"is nested too deeply: more than {MAX_DEPTH} levels")
         kind = type(node)
+        known = _FIELDS | _MORE_FIELDS.get(kind, frozenset())
+        if any(value and name not in known for name, value in node.args.items()):
+            raise self._refusal(node)
         if kind in _BINARY:
             return self._binary(node, _BINARY[kind], depth)
         if kind in _FUNCTIONS:
@@ -150,6 +170,8 @@ class _Builder:
         at = _place(node)
         if isinstance(node, exp.Func):
             name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
+            if type(node) in _FUNCTIONS or isinstance(node, exp.Cast):
+                return self._refused.at(at, f"this form of {name.lower()} is not supported")
             names = ", ".join(FUNCTION_NAMES)
             return self._refused.at(at, f"the function {name.lower()} is not supported; supported: {names}")
         return self._refused.at(at, f"{kind_name(node)} is not supported")
@@ -219,13 +241,12 @@ class _Builder:
     def _liked(self, node: Any, escape: str, depth: int) -> Node:
         self._require_tight(node.this, node.expression)
         given = (self.build(node.this, depth + 1), self.build(node.expression, depth + 1))
-        return Call("like", (*given, Constant(STRING, escape)), _place(node))
+        found = Call("like", (*given, Constant(STRING, escape)), _place(node))
+        return Call("not", (found,), _place(node)) if node.args.get("negate") else found
 
     def _in(self, node: Any, depth: int) -> Node:
         self._require_tight(node.this)
-        if not node.expressions or any(
-            one for name, one in node.args.items() if name not in ("this", "expressions")
-        ):
+        if not node.expressions:
             raise self._refused.at(_place(node), "IN is followed by a list of values")
         return Call(
             "in", tuple(self.build(one, depth + 1) for one in (node.this, *node.expressions)), _place(node)
@@ -234,8 +255,6 @@ class _Builder:
     def _between(self, node: Any, depth: int) -> Node:
         given = (node.this, node.args["low"], node.args["high"])
         self._require_tight(*given)
-        if node.args.get("symmetric"):
-            raise self._refused.at(_place(node), "BETWEEN SYMMETRIC is not supported")
         value, low, high = (self.build(one, depth + 1) for one in given)
         bounds = (Call(">=", (value, low), _place(node)), Call("<=", (value, high), _place(node)))
         return Call("and", bounds, _place(node))
@@ -271,9 +290,8 @@ class _Builder:
         raise self._refused.at(_place(node.this), f"cannot cast to {to.sql('spark')}; supported: {names}")
 
     def _function(self, node: Any, name: str, arguments: tuple[str, ...], depth: int) -> Node:
-        extra = [key for key, value in node.args.items() if value and key not in arguments]
         given = [node.args[key] for key in arguments if node.args.get(key) is not None]
-        if extra or len(given) < _FEWEST.get(name, 1):
+        if len(given) < _FEWEST.get(name, 1):
             raise self._refused.at(_place(node), f"{name} was given the wrong arguments")
         return Call(name, tuple(self.build(one, depth + 1) for one in given), _place(node))
 
