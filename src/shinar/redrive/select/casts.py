@@ -81,7 +81,9 @@ def scaled(value: Decimal, to: SqlType) -> Decimal:
     """Rounded half up to the type's scale; CastFailed if the digits before the point do not fit."""
     if value.as_tuple().exponent != -to.scale:
         value = value.quantize(Decimal((0, (1,), -to.scale)), context=EXACT)
-    if len(value.as_tuple().digits) > to.precision and value:
+    if not value:
+        return value.copy_abs()  # Java's decimals have no -0
+    if len(value.as_tuple().digits) > to.precision:
         raise CastFailed(value, to)
     return value
 

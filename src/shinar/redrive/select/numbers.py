@@ -46,10 +46,19 @@ def arithmetic(name: str, one: Typed, other: Typed) -> Typed:
             return Typed(VOID, lambda _row: None)
         raise TypeMismatch(f"{name} takes numbers, not {one.type} and {other.type}")
     if DOUBLE in types or (name == "/" and not any(is_decimal(type_) for type_ in types)):
-        return strict(DOUBLE, ARITHMETIC[name], cast(one, DOUBLE), cast(other, DOUBLE))
+        return _computed(name, DOUBLE, ARITHMETIC[name], cast(one, DOUBLE), cast(other, DOUBLE))
     if any(is_decimal(type_) for type_ in types):
         return _decimal_arithmetic(name, one, other)
     return _integer_arithmetic(name, common(*types), one, other)
+
+
+def _computed(
+    name: str, type_: SqlType, operation: Callable[[Any, Any], Any], left: Typed, right: Typed
+) -> Typed:
+    """NULL if an operand is NULL. Spark looks at a divisor first: if that is NULL, nothing else is evaluated."""
+    if name in "/%":
+        return strict(type_, lambda second, first: operation(first, second), right, left)
+    return strict(type_, operation, left, right)
 
 
 def _with_text(name: str, one: Typed, other: Typed) -> Typed:
@@ -78,14 +87,18 @@ def _integer_arithmetic(name: str, type_: SqlType, one: Typed, other: Typed) -> 
             raise Undefined(f"{first} {name} {second} does not fit into {type_}")
         return value
 
-    return strict(type_, checked, cast(one, type_), cast(other, type_))
+    return _computed(name, type_, checked, cast(one, type_), cast(other, type_))
 
 
 def _decimal_arithmetic(name: str, one: Typed, other: Typed) -> Typed:
     left, right = cast(one, as_decimal(one.type)), cast(other, as_decimal(other.type))
     types = {"+": sum_type, "-": sum_type, "*": product_type, "/": quotient_type, "%": remainder_type}
     type_, operation = types[name](left.type, right.type), DECIMAL_ARITHMETIC[name]
-    return strict(type_, lambda first, second: scaled(operation(first, second), type_), left, right)
+
+    def computed(first: Decimal, second: Decimal) -> Decimal:
+        return scaled(operation(first, second), type_)
+
+    return _computed(name, type_, computed, left, right)
 
 
 def signed(name: str, one: Typed) -> Typed:

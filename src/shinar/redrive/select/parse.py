@@ -170,7 +170,7 @@ class _Builder:
         at = _place(node)
         if isinstance(node, exp.Func):
             name = node.name if isinstance(node, exp.Anonymous) else node.sql_name()
-            if type(node) in _FUNCTIONS or isinstance(node, exp.Cast):
+            if isinstance(node, (exp.Cast, *_FUNCTIONS)):
                 return self._refused.at(at, f"this form of {name.lower()} is not supported")
             names = ", ".join(FUNCTION_NAMES)
             return self._refused.at(at, f"the function {name.lower()} is not supported; supported: {names}")
