@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
 from shinar.redrive.select.casts import EXACT, fits, scaled
 from shinar.redrive.select.operators import (
     ARITHMETIC,
@@ -55,7 +59,7 @@ def arithmetic(name: str, one: Typed, other: Typed) -> Typed:
 def _computed(
     name: str, type_: SqlType, operation: Callable[[Any, Any], Any], left: Typed, right: Typed
 ) -> Typed:
-    """NULL if an operand is NULL. Spark looks at a divisor first: if that is NULL, nothing else is evaluated."""
+    """NULL if an operand is NULL. Spark evaluates a divisor first, the dividend only if it is not NULL."""
     if name in "/%":
         return strict(type_, lambda second, first: operation(first, second), right, left)
     return strict(type_, operation, left, right)
