@@ -10,7 +10,8 @@ says what to do next; its `code` is stable. docs/errors.md is made of the docstr
     │   ├── UnknownScheme      no broker or store has this URL scheme: scheme, known, guess
     │   ├── MissingExtra       an optional package is not installed: package, extra
     │   ├── Unsupported        this broker cannot do that: broker, feature, advice
-    │   └── Closed             used after close(): what
+    │   ├── Closed             used after close(): what
+    │   └── ExpressionError    --where or --set raises for one dead letter: reason, setting
     ├── BrokerError            the broker refused, or did not answer: broker, queue
     │   ├── BrokerUnavailable  unreachable, or the connection was lost (transient)
     │   ├── BrokerFull         out of disk, memory or quota (transient)
@@ -133,6 +134,25 @@ class Closed(UsageError):
         self.what = what
 
 
+class ExpressionError(UsageError):
+    """Spark SQL would raise for this dead letter: `--where` or `--set` casts a text that is not a number,
+    divides by zero, or overflows."""
+
+    code = "SH-1110"
+    remedy = "Change the expression (`try_cast`), or add `--where-errors skip`."
+
+    def __init__(self, reason: str, *, setting: str, letter: str = "", advice: str = "") -> None:
+        which = f"dead letter {letter}: " if letter else ""
+        super().__init__(f"{setting}: {which}{reason}" + (f"; {advice}" if advice else ""))
+        self.reason = reason
+        self.setting = setting
+        #: Id of the dead letter, or its position in the queue.
+        self.letter = letter
+
+    def for_letter(self, letter: str, advice: str) -> ExpressionError:
+        return ExpressionError(self.reason, setting=self.setting, letter=letter, advice=advice)
+
+
 class BrokerError(ShinarError):
     """The broker refused. `broker` is the name of its kind, never a URL with secrets."""
 
@@ -235,7 +255,8 @@ class HandlerTimeout(ShinarError):
 
 
 class WorkerLost(ShinarError):
-    """In dead letters only: the broker delivered the message `max_attempts` times, and no worker lived to settle it."""
+    """In dead letters only: the broker delivered the message `max_attempts` times, and no worker lived to
+    settle it."""
 
     code = "SH-1401"
     remedy = "Find out what ends the process (out of memory, a crash in native code), then redrive."

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import io
 import os
+import select
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -126,11 +127,25 @@ def _stdout_fails() -> bool:
     flush at exit does not fail again."""
     try:
         sys.stdout.flush()
+        if _reader_is_gone():
+            raise BrokenPipeError
     except OSError:
         with suppress(OSError, ValueError):  # a stream without a file behind it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return True
     return False
+
+
+def _reader_is_gone() -> bool:
+    """A write that failed has emptied the buffer, so the next flush succeeds; the pipe itself still knows."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), select.POLLERR)
+    except (OSError, ValueError):  # a stream without a file behind it
+        return False
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which failures are the same failure: a stable short name for a dead letter. Pure, no I/O.
 
-Two dead letters belong together when exception, error text without its variable parts, URN, language
+Two dead letters belong together when reason, exception, error text without its variable parts, URN, language
 and original queue agree. The `dlq` commands and the Spark job both call `fingerprint`.
 """
 
@@ -15,6 +15,9 @@ from typing import Final
 LENGTH: Final = 12
 #: An error text is compared by its first lines up to this many characters; stack traces follow later.
 TEMPLATE_CHARS: Final = 240
+
+#: The reason of a handler that gave up. It is left out, so that older fingerprints stay as they are.
+_USUAL_REASON: Final = "failed"
 
 #: Variable parts and what stands for them, in this order: the specific before the general.
 _VARIABLE: Final = tuple(
@@ -48,18 +51,29 @@ def fingerprint(
     urn: str | None,
     lang: str | None,
     original_queue: str | None,
+    reason: str | None = None,
 ) -> str:
     """`lang` is the language of the consumer that gave up, where the dead letter says it."""
-    parts = (
-        exception_name(exception),
-        error_template(error),
-        urn or "",
-        (lang or "").lower(),
-        original_queue or "",
-    )
+    return _named(exception_name(exception), error_template(error), urn, lang, original_queue, reason)
+
+
+#: A queue of a million dead letters has a few dozen kinds.
+@lru_cache(maxsize=4096)
+def _named(
+    exception: str,
+    template: str,
+    urn: str | None,
+    lang: str | None,
+    original_queue: str | None,
+    reason: str | None,
+) -> str:
+    parts = [exception, template, urn or "", (lang or "").lower(), original_queue or ""]
+    if reason and reason != _USUAL_REASON:
+        parts.append(reason)
     return sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
 
 
+@lru_cache(maxsize=4096)
 def exception_name(exception: str | None) -> str:
     """The class alone: `App\\Jobs\\GatewayTimeout` and `GatewayTimeout` are the same failure."""
     if not exception:

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shinar.errors import ConfigError
-from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
 from shinar.schemas.files import SchemaFiles, listed_schemas
+from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
 from shinar.schemas.validate import Validator, check, compile_schema
 
 #: Base address of a registry's folder, for references between its files. Never fetched; a scheme of

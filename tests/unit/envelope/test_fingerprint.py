@@ -60,6 +60,14 @@ def test_every_part_counts() -> None:
     assert fingerprint("x.E", "boom 22", "urn:babel:orders:created", "PHP", "orders") == fingerprint(*base)
 
 
+def test_the_reason_counts_and_older_fingerprints_stay() -> None:
+    base = ("E", "boom 1", "urn:babel:orders:created", "php", "orders")
+    reasons = ("failed", "unsupported_schema_version", "missing_trace_id", "poison")
+    assert len({fingerprint(*base, reason) for reason in reasons}) == 4
+    # Written down before reasons counted: what people noted in tickets must still be found.
+    assert fingerprint(*base, "failed") == fingerprint(*base) == "dcf0a14980a2"
+
+
 def test_long_and_odd_texts() -> None:
     long = "x " * 100_000
     assert len(error_template(long)) <= 240

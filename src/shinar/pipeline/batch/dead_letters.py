@@ -15,7 +15,9 @@ from shinar.pipeline.lake.store import DEAD_LETTERS, to_spark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_PRINTED: Final = ("dl_exception", "dl_error", "urn", "dl_lang", "lang", "dl_original_queue", "queue")
+_PRINTED: Final = (
+    *("dl_exception", "dl_error", "urn", "dl_lang", "lang", "dl_original_queue", "queue", "dl_reason"),
+)
 
 
 def select(staged: DataFrame, history: DataFrame | None) -> DataFrame:
@@ -38,8 +40,8 @@ def _printed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         told = [batch.column(name).to_pylist() for name in _PRINTED]
         prints = [
-            fingerprint(exception, error, urn, dl_lang or lang, original or queue)
-            for exception, error, urn, dl_lang, lang, original, queue in zip(*told, strict=True)
+            fingerprint(exception, error, urn, dl_lang or lang, original or queue, reason)
+            for exception, error, urn, dl_lang, lang, original, queue, reason in zip(*told, strict=True)
         ]
         templates = [error_template(error) for error in told[1]]
         arrays = [pa.array(prints, pa.string()), pa.array(templates, pa.string()), *batch.columns]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from shinar.schemas.gdpr import MARK
+from shinar.schemas.marks import MARK
 
 #: What stands for a masked value.
 MASKED: Final = "***"

@@ -83,7 +83,7 @@ class Letter(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.exception, self.error, self.urn, self.lang, self.target_name)
+        return fingerprint(self.exception, self.error, self.urn, self.lang, self.target_name, self.reason)
 
     def target(self, traits: Traits) -> str:
         """The queue it belongs to: as its block says, as its envelope says, or by the name of this one."""

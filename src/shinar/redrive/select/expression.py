@@ -1,89 +1,106 @@
-"""A small SQL over one dead letter: what `--where` and `--set` understand. No broker, no file.
+"""One expression of `--where` or `--set`, compiled once and asked per dead letter. No broker, no file.
 
-The text is parsed here and rewritten for the standard library's SQLite, with the meaning Spark SQL
-gives it: LIKE minds the case, `/` divides as doubles, NULL is neither true nor false, and times are
-compared as times. What is outside the subset is refused; nothing is passed on unread.
+Its meaning is Spark SQL's in ANSI mode over a table that holds this one dead letter, with `data` as a
+VARIANT: the members have the types their JSON has, so the function for a combination of types is made when
+the combination is first met. docs/dead-letters.md says it for users.
 """
 
 from __future__ import annotations
 
-import re
-import sqlite3
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from shinar.errors import ConfigError
-from shinar.redrive.select.grammar import PAYLOAD, Kind, Parser
+from shinar.errors import ConfigError, ExpressionError
+from shinar.redrive.select.analyze import analyze
+from shinar.redrive.select.payload import member, typed
+from shinar.redrive.select.tree import COLUMNS, PAYLOAD, Call, Column, Member, Node, Path
+from shinar.redrive.select.typed import FAULTS, Run
+from shinar.redrive.select.types import BOOLEAN, TIMESTAMP, VOID, SqlType, TypeMismatch
+
+#: Combinations of types whose functions are kept.
+_MOST_KEPT: Final = 1_000
 
 
 class Expression:
-    """Compiled once; `value` is asked per message. Not for several threads at once."""
-
     def __init__(self, text: str, setting: str = "--where") -> None:
-        self.text = text
-        parser = Parser(text, setting)
-        try:
-            node = parser.whole()
-        except RecursionError:
-            raise ConfigError(f"{text[:60]!r}… is nested too deeply", setting=setting) from None
-        self.kind: Kind = node.kind
-        #: The path, when the expression is nothing but a member of the payload.
-        self.path = parser.only_path
-        self._columns = sorted(parser.columns)
-        row = ", ".join(f"? AS {name}" for name in self._columns) or "1 AS unused"
-        self._sql = f"SELECT {node.sql} FROM (SELECT {row})"
-        self._database = _database()
-        try:
-            self._database.execute(self._sql, [None] * len(self._columns)).fetchone()
-        except sqlite3.Error as exc:
-            raise ConfigError(f"{text!r} cannot be evaluated: {exc}", setting=setting) from None
+        # sqlglot takes a quarter of a second to import; only those who write an expression wait for it.
+        from shinar.redrive.select.parse import parse
 
-    @property
-    def uses_payload(self) -> bool:
-        return PAYLOAD in self._columns
+        self.text, self.setting = text, setting
+        self._tree = parse(text, setting)
+        leaves = list(dict.fromkeys(_leaves(self._tree)))
+        self._columns = [leaf.name for leaf in leaves if isinstance(leaf, Column)]
+        self._paths = [leaf.path for leaf in leaves if isinstance(leaf, Member)]
+        self._factors = [1000 if COLUMNS[name] == TIMESTAMP else 0 for name in self._columns]
+        #: The path, when the expression is nothing but a member of the payload.
+        self.path: Path | None = self._tree.path if isinstance(self._tree, Member) else None
+        #: Columns a row must have; "data" among them if the payload is looked at.
+        self.columns = (*self._columns, *([PAYLOAD] if self._paths else []))
+        self._functions: dict[tuple[SqlType, ...], tuple[SqlType, Run]] = {}
+        # What no payload could make right is told now, and not at the first dead letter.
+        unknown = (VOID,) * len(self._paths)
+        try:
+            self.type, _ = self._functions[unknown] = self._analyzed(unknown)
+        except TypeMismatch as exc:
+            raise ConfigError(f"{text!r}: {exc}", setting=setting) from None
+
+    def typed_value(self, row: Mapping[str, Any]) -> tuple[SqlType, Any]:
+        """(type, value) for one dead letter; None is SQL's NULL. ExpressionError where Spark would raise."""
+        values: list[Any] = []
+        for name, factor in zip(self._columns, self._factors, strict=True):
+            value = row[name]
+            values.append(value * factor if factor and value is not None else value)
+        types: tuple[SqlType, ...] = ()
+        if self._paths:
+            data = row[PAYLOAD]
+            found = [typed(member(data, path)) for path in self._paths]
+            types = tuple([type_ for type_, _ in found])
+            values += [value for _, value in found]
+        try:
+            type_, run = self._functions.get(types) or self._function(types)
+            return type_, run(values)
+        except (TypeMismatch, *FAULTS) as exc:
+            raise ExpressionError(str(exc), setting=self.setting) from None
 
     def value(self, row: Mapping[str, Any]) -> Any:
-        """The result for one message; None is SQL's NULL."""
-        values = [row.get(name) for name in self._columns]
-        try:
-            found = self._database.execute(self._sql, values).fetchone()[0]
-        except (sqlite3.Error, OverflowError, UnicodeError):
-            return None  # a payload SQLite cannot read has no members
-        return bool(found) if self.kind == "bool" and found is not None else found
+        return self.typed_value(row)[1]
 
     def matches(self, row: Mapping[str, Any]) -> bool:
-        """Only true is true: a text or a number that is simply there chooses nothing."""
-        found = self.value(row)
-        return found is True or (type(found) is int and found == 1)
+        """Only true is true: neither false nor NULL chooses a dead letter."""
+        type_, value = self.typed_value(row)
+        if value is not None and type_ != BOOLEAN:
+            raise ExpressionError(f"the result is {type_}, not a condition", setting=self.setting)
+        return value is True
+
+    def _function(self, types: tuple[SqlType, ...]) -> tuple[SqlType, Run]:
+        if len(self._functions) >= _MOST_KEPT:
+            self._functions.clear()
+        found = self._functions[types] = self._analyzed(types)
+        return found
+
+    def _analyzed(self, types: tuple[SqlType, ...]) -> tuple[SqlType, Run]:
+        leaves: dict[Column | Member, tuple[int, SqlType]] = {}
+        for name in self._columns:
+            leaves[Column(name)] = (len(leaves), COLUMNS[name])
+        for path, type_ in zip(self._paths, types, strict=True):
+            leaves[Member(path)] = (len(leaves), type_)
+        found = analyze(self._tree, leaves)
+        return found.type, found.run
 
 
-def parse_path(text: str, setting: str = "--set") -> tuple[str | int, ...]:
+def parse_path(text: str, setting: str = "--set") -> Path:
     """`data.items[0].sku` as ("items", 0, "sku")."""
-    parser = Parser(text, setting)
-    parser.whole()
-    if parser.only_path is None:
-        raise ConfigError(f"{text!r} is no member of the payload; write data.field", setting=setting)
-    return parser.only_path
+    found = Expression(text, setting).path
+    if found is None:
+        raise ConfigError(
+            f"{text!r} does not name a member of the payload; write data.field", setting=setting
+        )
+    return found
 
 
-def _database() -> sqlite3.Connection:
-    database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    database.execute("PRAGMA case_sensitive_like = ON")
-    functions: dict[str, Callable[[Any], Any]] = {
-        "uni_lower": lambda value: None if value is None else str(value).lower(),
-        "uni_upper": lambda value: None if value is None else str(value).upper(),
-        "as_number": _as_number,
-        "as_text": lambda value: None if value is None else str(value),
-    }
-    for name, function in functions.items():
-        database.create_function(name, 1, function, deterministic=True)
-    return database
-
-
-def _as_number(value: Any) -> int | float | None:
-    if value is None or isinstance(value, (int, float)):
-        return value
-    text = str(value).strip()
-    if re.fullmatch(r"[-+]?\d{1,18}", text):
-        return int(text)
-    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text) else None
+def _leaves(node: Node) -> Iterator[Column | Member]:
+    if isinstance(node, Column | Member):
+        yield node
+    elif isinstance(node, Call):
+        for one in node.arguments:
+            yield from _leaves(one)
