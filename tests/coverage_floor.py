@@ -4,8 +4,8 @@
     python tests/coverage_floor.py --raise      raise the floors to what was measured, less one point
 
 Floors are in tests/coverage_floors.json. They only rise; lowering one is done by hand, with the reason in the
-commit. One point is left for what depends on timing: a test that exhausts the stack, for one, ends the tracing
-of its thread.
+commit. One point is left for what depends on timing: a test that exhausts the stack, for one, ends the
+tracing of its thread.
 """
 
 from __future__ import annotations

@@ -78,17 +78,18 @@ def _form(url: BrokerUrl) -> str:
     return _FORMS[ROWS[url.scheme].path].format(url.scheme)
 
 
-def with_token(url: BrokerUrl, settings: Settings, *, typed: bool = False) -> BrokerUrl:
+def with_token(url: BrokerUrl, settings: Settings, *, named_by: str | None = "url") -> BrokerUrl:
     """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own.
 
     Args:
-        typed: The URL was typed on the command line, whatever the settings say.
+        named_by: The setting that led to this URL (`url`, or the `ledger` whose job has it); None when it
+            was typed on the command line whatever the settings say.
     """
     if not settings["token"] or not url.scheme.startswith("phpmq"):
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url
-    if not typed and settings.chosen_by_user("token") and not settings.chosen_by_user("url"):
+    if named_by and settings.chosen_by_user("token") and not settings.chosen_by_user(named_by):
         raise ConfigError(
             f"is not sent to {url}, because only {FILE} in the working directory names that server; "
             f"give the URL on the command line or in SHINAR_URL, or name the file in SHINAR_CONFIG",
