@@ -44,7 +44,7 @@ _HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
 _DIGIT: Final = re.compile(rb"[0-9]")
 #: Nothing shorter can be nested deeper than MAX_DEPTH: each level takes two brackets.
 _DEEP_BODY: Final = 2 * MAX_DEPTH
-#: Innermost pairs are peeled off, a level at a time, while that costs less than so many looks at all brackets;
+#: Innermost pairs are peeled off, level by level, while that costs less than so many scans of all brackets;
 #: then they are counted one by one.
 _PEELING_WORK: Final = 8
 _NEITHER_BRACKET_NOR_QUOTE: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
