@@ -12,7 +12,7 @@ SOURCE = Path(shinar.__file__).parent
 
 #: Names that several rooms use, each for its own thing. To become fewer, never more.
 SEVERAL_MEANINGS = frozenset(
-    [
+    {
         "Address",
         "Batch",
         "Column",
@@ -43,7 +43,7 @@ SEVERAL_MEANINGS = frozenset(
         "Watch",
         "Write",
         "Written",
-    ]
+    }
 )
 #: The same thing on two levels: the contract's block, and its form on the embedded broker's wire.
 SAME_THING = frozenset({"DeadLetter"})
