@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What installs everything else; the rest is pinned with hashes in requirements.lock.
+UV := uv==0.13.7
 
 .PHONY: help setup java servers demo test soak check docs coverage format lock bench clean
 
@@ -22,7 +24,7 @@ setup: $(STAMP)
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Shinar needs Python 3.11 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check uv
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(UV)
 	$(BIN)/uv pip install -q -p $(BIN)/python --no-deps --compile-bytecode -r requirements.lock
 	$(BIN)/uv pip install -q -p $(BIN)/python --no-deps -e .
 	@touch $@
@@ -45,8 +47,9 @@ MINUTES ?= 30
 soak: servers
 	$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
-# Architecture covers layers, complexity, dead code (vulture) and the public surface (mypy and pyright on tests/typing).
-check: setup docs
+# tests/architecture: layers, complexity, dead code (vulture), the public surface (mypy and pyright on tests/typing).
+# tests/docs: snippets, links, the strict build of the site, pages that are made of code.
+check: setup
 	$(BIN)/ruff format --check src tests bench examples docs
 	$(BIN)/ruff check src tests bench examples docs
 	$(BIN)/mypy

@@ -84,6 +84,9 @@ _HOMES = {
     "judge": "shinar.envelope",
 }
 
+#: Packages that `shinar[spark]` installs and that a pipeline imports.
+_SPARK_EXTRA = frozenset({"deltalake", "numpy", "pandas", "pyarrow", "pyspark"})
+
 if not TYPE_CHECKING:  # a type checker that sees it would take any misspelt name for one of ours
 
     def __getattr__(name: str) -> object:
@@ -93,7 +96,14 @@ if not TYPE_CHECKING:  # a type checker that sees it would take any misspelt nam
             return importlib.import_module("shinar.errors")
         if name not in _HOMES:
             raise AttributeError(f"module 'shinar' has no attribute {name!r}")
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as exc:
+            package = (exc.name or "").partition(".")[0]
+            if package not in _SPARK_EXTRA:
+                raise
+            missing = importlib.import_module("shinar.errors").MissingExtra
+            raise missing(f"shinar.{name}", package, "spark") from None
 
     def __dir__() -> list[str]:
         return sorted([*__all__, "__version__"])

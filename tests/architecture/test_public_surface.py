@@ -66,6 +66,16 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         _ = shinar.Prodcuer  # type: ignore[attr-defined]
 
 
+def test_a_missing_extra_is_named_with_its_command() -> None:
+    shown = in_a_fresh_python(
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import shinar\n"
+        "try: shinar.Pipeline\n"
+        "except shinar.errors.MissingExtra as exc: print(exc)"
+    )
+    assert shown == "shinar.Pipeline needs the package pyspark: pip install 'shinar[spark]'\n"
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_export_shadows_a_builtin_or_the_standard_library(package: str) -> None:
     module = importlib.import_module(package)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import shinar
-from shinar.cli.support.parser import Parser, masked
+from shinar.cli.support.parser import CommandParser, masked
 from shinar.errors import Cancelled, ShinarError, UsageError
 from shinar.printable import printable
 
@@ -71,7 +71,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def _top() -> tuple[argparse.ArgumentParser, Any]:
-    top = Parser(
+    top = CommandParser(
         prog="shinar",
         description="Polyglot queues in Python, and on Spark.",
         epilog="Exit codes: 0 done, 1 findings or partial failure, 2 usage or I/O, 130 interrupted. "

@@ -44,8 +44,9 @@ _HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
 _DIGIT: Final = re.compile(rb"[0-9]")
 #: Nothing shorter can be nested deeper than MAX_DEPTH: each level takes two brackets.
 _DEEP_BODY: Final = 2 * MAX_DEPTH
-#: Levels that are peeled off all at once before brackets are counted one by one.
-_USUAL_LEVELS: Final = 32
+#: Innermost pairs are peeled off, level by level, while that costs less than so many scans of all brackets;
+#: then they are counted one by one.
+_PEELING_WORK: Final = 8
 _NEITHER_BRACKET_NOR_QUOTE: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _BRACKET_OR_STRING: Final = re.compile(rb'[\[{]|[\]}]|"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -253,10 +254,15 @@ def _shallow(body: bytes) -> bool:
     text = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     # A string without brackets is two quotes now; where one has brackets, a quote is left over.
     brackets = text.translate(None, _NEITHER_BRACKET_NOR_QUOTE).replace(b'""', b"")
-    for _ in range(_USUAL_LEVELS):
+    work = _PEELING_WORK * len(brackets)
+    while work > 0:
+        size = len(brackets)
+        work -= size
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if not brackets:
             return True
+        if len(brackets) == size:
+            break
     return _counted_shallow(body)
 
 

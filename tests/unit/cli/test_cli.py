@@ -130,6 +130,15 @@ def test_settings_have_an_order_and_an_origin(
     (tmp_path / "shinar.toml").write_text("concurency = 4\n")
     wrong = run("config", "show")
     assert (wrong.returncode, "did you mean concurrency" in wrong.stderr) == (2, True)
+    (tmp_path / "shinar.toml").write_text('max_attempts = "five"\n')
+    assert (
+        "max_attempts (from shinar.toml): must be a whole number, not a text" in run("config", "show").stderr
+    )
+    monkeypatch.setenv("SHINAR_CONCURRENCY", "many")
+    assert (
+        "concurrency (from SHINAR_CONCURRENCY): must be a whole number, not 'many'"
+        in run("config", "show").stderr
+    )
 
 
 def test_doctor_tells_a_broken_connection(url: str) -> None:

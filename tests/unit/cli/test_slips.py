@@ -278,6 +278,20 @@ def test_a_token_goes_nowhere_by_a_file_that_lies_about(
     assert run("publish", "urn:x").returncode == 0, "the token is the file's own"
 
 
+def test_nor_by_a_ledger_that_lies_about(
+    guarded: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHINAR_TOKEN", TOKEN)
+    queue = f"{guarded}/orders"
+    assert run("publish", queue, "urn:x").returncode == 0
+    sent = run("redrive", queue, "--to", "other", "--yes", "--json", "--ledger", "jobs.db")
+    job = json.loads(sent.stdout)["job"]
+    assert run("redrive", "resume", job, "--ledger", "jobs.db", "--json").returncode == 0
+    (tmp_path / "shinar.toml").write_text('ledger = "jobs.db"\n')
+    done = run("redrive", "resume", job, "--json")
+    assert (done.returncode, "is not sent to" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_slip_in_a_queues_name_is_told(url: str, tmp_path: Path) -> None:
     with serve_in_thread(tmp_path / "broker") as server:
         assert run("publish", f"{server.url}/orders", "urn:x").returncode == 0

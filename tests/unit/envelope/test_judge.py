@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -230,6 +231,15 @@ def test_brackets_in_strings_do_not_count() -> None:
     assert judge(GOOD.replace(b'"n":1', b'"n":[' + wide + b"]")).accepts
     hidden = b'["]",' * 1000 + b"1" + b',"["]' * 1000
     assert judge(GOOD.replace(b'"n":1', b'"n":' + hidden)).reason is Reason.TOO_DEEP
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 20_000_000, b"[" * 10_000_000 + b"[]" * 5_000_000, b"[]" * 5_000_000]
+)
+def test_the_depth_of_a_hostile_body_is_found_at_once(body: bytes) -> None:
+    started_s = time.process_time()
+    assert judge(body).kind is Kind.POISON
+    assert time.process_time() - started_s < 3.0
 
 
 @pytest.mark.parametrize(("body", "reason"), POISON, ids=lambda value: str(value)[:40])

@@ -97,7 +97,7 @@ def _broker(text: str, settings: Settings) -> Check:
     from shinar.brokers import connect, parse
 
     try:
-        url = with_token(parse(text), settings, typed=True)
+        url = with_token(parse(text), settings, named_by=None)
         broker = connect(url)
         try:
             depth = broker.depth(url.queue) if url.queue else None

@@ -64,7 +64,4 @@ def _lines(described: dict[str, Any]) -> list[str]:
 def _body_text(described: dict[str, Any]) -> str:
     if "envelope" not in described:
         return str(described.get("raw") or described.get("raw_base64") or "")
-    try:
-        return json.dumps(described["envelope"], ensure_ascii=False, indent=2)
-    except RecursionError:  # the indenting encoder is written in Python and runs out of stack first
-        return json.dumps(described["envelope"], ensure_ascii=False)
+    return json.dumps(described["envelope"], ensure_ascii=False, indent=2)

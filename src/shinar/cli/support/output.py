@@ -63,11 +63,12 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     return url, queue
 
 
-def with_token(url: BrokerUrl, settings: Settings, *, typed: bool = False) -> BrokerUrl:
+def with_token(url: BrokerUrl, settings: Settings, *, named_by: str | None = "url") -> BrokerUrl:
     """The URL with SHINAR_TOKEN, if its broker takes one and the URL brings none of its own.
 
     Args:
-        typed: The URL was typed on the command line, whatever the settings say.
+        named_by: The setting that led to this URL (`url`, or the `ledger` whose job has it); None when it
+            was typed on the command line whatever the settings say.
     """
     from shinar.brokers.registry import row
 
@@ -75,7 +76,7 @@ def with_token(url: BrokerUrl, settings: Settings, *, typed: bool = False) -> Br
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url
-    if not typed and settings.chosen_by_user("token") and not settings.chosen_by_user("url"):
+    if named_by and settings.chosen_by_user("token") and not settings.chosen_by_user(named_by):
         raise ConfigError(
             f"is not sent to {url}, because only {FILE} in the working directory names that server; "
             f"give the URL on the command line or in SHINAR_URL, or name the file in SHINAR_CONFIG",

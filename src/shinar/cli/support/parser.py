@@ -21,7 +21,7 @@ def masked(text: str) -> str:
     return _SECRET_OPTION.sub(r"\1***", text)
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Python 3.11 fills an optional word with nothing as soon as a flag stands before it."""
 
     _mixing = False

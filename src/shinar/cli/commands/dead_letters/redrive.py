@@ -261,7 +261,8 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
 
     job = ledger.job(args.id)
     # SHINAR_TOKEN fills in for the embedded broker's.
-    url = with_token(parse(args.url or job.source), settings)
+    named_by = "url" if args.url else "ledger"
+    url = with_token(parse(args.url or job.source), settings, named_by=named_by)
     if _masked(url) and settings["url"]:
         url = with_token(parse(settings["url"]), settings)
     if _masked(url):
