@@ -431,3 +431,32 @@ def test_a_killed_relay_loses_nothing_and_invents_nothing(tmp_path: Path) -> Non
     broker.close()
     assert set(arrived) == set(committed)
     assert len(arrived) < len(committed) + 100, "a kill may repeat one batch of ten, not the outbox"
+
+
+def locked_file(path: Path) -> sqlite3.Connection:
+    """Whoever holds it keeps everybody out, as a backup or a migration does."""
+    holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    holder.execute("CREATE TABLE t (x)")
+    holder.execute("BEGIN EXCLUSIVE")
+    return holder
+
+
+def test_a_relay_waits_for_a_locked_file(tmp_path: Path) -> None:
+    """SQLite waits for every lock but the one it needs to change the journal."""
+    holder = locked_file(tmp_path / "shop.db")
+    timer = threading.Timer(0.5, holder.execute, ("ROLLBACK",))
+    timer.start()
+    started = time.monotonic()
+    relay = Relay(f"sqlite://{tmp_path}/shop.db", connect("memory://outbox-locked"))
+    assert time.monotonic() - started > 0.4
+    assert relay.flush().published == 0
+    timer.join()
+    relay.close()
+    holder.close()
+
+
+def test_a_file_that_stays_locked_is_told(tmp_path: Path) -> None:
+    holder = locked_file(tmp_path / "shop.db")
+    with pytest.raises(BrokerUnavailable, match="locked"):
+        Relay(f"sqlite://{tmp_path}/shop.db?busy_s=0.2", connect("memory://outbox-locked"))
+    holder.close()
