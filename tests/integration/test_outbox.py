@@ -434,10 +434,10 @@ def test_a_killed_relay_loses_nothing_and_invents_nothing(tmp_path: Path) -> Non
 
 
 def locked_file(path: Path) -> sqlite3.Connection:
-    """Whoever holds it keeps everybody out, as a backup or a migration does."""
+    """As the application holds it that writes to its own tables in the old journal mode."""
     holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     holder.execute("CREATE TABLE t (x)")
-    holder.execute("BEGIN EXCLUSIVE")
+    holder.execute("BEGIN IMMEDIATE")
     return holder
 
 
