@@ -111,7 +111,8 @@ class Broker(Protocol):
         lapsed delivery is not published where the broker can tell beforehand."""
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
-        """Let the leases end `lease_s` from now."""
+        """Let the leases end `lease_s` from now. Where there is nothing to renew it is the cheap way to ask
+        which deliveries are still ours: those of a connection that was lost are returned as lapsed."""
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
         """Read without consuming, oldest first, in flat memory. Raises Unsupported where the

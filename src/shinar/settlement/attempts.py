@@ -20,9 +20,10 @@ def reconcile(traits: Traits, body_attempts: int, native_count: object, properti
     if rule == "body" or (rule == "max" and native_count == traits.count_base and body_attempts >= 0):
         return body_attempts  # the first delivery, nearly always
     count = body_attempts
-    if traits.attempts in ("property", "property_max"):
+    if traits.attempts in ("property", "property_max", "body_or_property"):
         stated = parse_count(properties.get(traits.attempts_property))
-        count = count if stated is None else stated
+        if stated is not None:
+            count = max(count, stated) if rule == "body_or_property" else stated
     if traits.attempts in ("max", "property_max") and traits.count_base is not None:
         native = parse_count(native_count)
         if native is not None:

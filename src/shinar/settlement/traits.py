@@ -10,7 +10,8 @@ from typing import Literal
 #: max             the larger of the body and the broker's count
 #: property        `bq-attempts` beside the body, if it is valid, else the body
 #: property_max    `bq-attempts` replaces the body's count, then the larger of it and the broker's
-AttemptsRule = Literal["body", "max", "property", "property_max"]
+#: body_or_property  the larger of the body and a property that mirrors it: some SDKs count there only
+AttemptsRule = Literal["body", "max", "property", "property_max", "body_or_property"]
 
 #: What happens to a body nobody may handle when the user switched dead letters off.
 #: retry           hand it back, counted, until max_attempts; then drop
@@ -41,7 +42,7 @@ class Traits:
     headers: bool = True
     key: bool = False
     delay: bool = True
-    #: Longest native delay; None when there is no limit.
+    #: Longest native delay, and the only home of that number; None when there is no limit but the calendar's.
     max_delay_s: float | None = None
     max_body_bytes: int | None = None
     #: Any bytes can be a body; False where the broker carries text only.

@@ -140,6 +140,10 @@ RULES = [
     ("property_max", 0, 3, 0, {"bq-attempts": "1"}, 1),
     ("property_max", 0, 3, 4, {"bq-attempts": "1"}, 4),
     ("property_max", 0, 3, 1, {"bq-attempts": "1_0"}, 3),
+    ("body_or_property", None, 0, None, {"bq-attempts": 2}, 2),
+    ("body_or_property", None, 3, None, {"bq-attempts": 2}, 3),
+    ("body_or_property", 0, 1, 9, {"bq-attempts": "x"}, 1),
+    ("body_or_property", None, 1, None, {}, 1),
 ]
 
 

@@ -33,7 +33,7 @@ OPTIONS: Final = frozenset(
 )  # fmt: skip
 
 #: Longest delay: the broker keeps times in unsigned 32-bit milliseconds, and a delay queue must outlive it.
-MAX_DELAY_S: Final = 4_000_000.0
+_TTL_LIMIT_S: Final = 4_000_000.0
 #: A delay queue declared this recently need not be declared again, in seconds.
 DELAY_QUEUE_FRESH_S: Final = 10.0
 DELIVERY_COUNT: Final = "x-delivery-count"
@@ -48,7 +48,9 @@ NATIVE: Final = ("type", "correlation_id", "message_id", "app_id", "content_type
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="rabbitmq",
-        max_delay_s=MAX_DELAY_S,
+        max_delay_s=_TTL_LIMIT_S,
+        attempts="body_or_property",
+        attempts_property="x-attempts",
         count_base=0 if _queue_type(url) == "quorum" else None,
         release_to="front" if _queue_type(url) == "quorum" else "place",
         release_uncounted=_queue_type(url) == "classic",
@@ -165,9 +167,10 @@ class RabbitBroker:
         self._known.add(queue)
 
     def _delay_queue(self, link: Link, queue: str, delay_s: float) -> str:
-        if delay_s > MAX_DELAY_S:
+        longest_s = self.traits.max_delay_s
+        if longest_s is not None and delay_s > longest_s:
             raise Unsupported(
-                "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {MAX_DELAY_S:g} s; send it later"
+                "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {longest_s:g} s; send it later"
             )
         delay_ms = delay_steps_ms(delay_s)
         known = self._delay_queues.get((queue, delay_ms))

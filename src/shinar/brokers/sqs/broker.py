@@ -20,7 +20,7 @@ from shinar.brokers.sqs.client import driver_errors, has_lapsed, open_client
 from shinar.brokers.sqs.limits import (
     DLQ_SUFFIX,
     FIFO,
-    MAX_DELAY_S,
+    MAX_DELAY_SECONDS,
     MAX_VISIBILITY_S,
     is_fifo,
     release_visibility_s,
@@ -73,7 +73,7 @@ def traits(url: BrokerUrl) -> Traits:
         name="sqs",
         key=fifo,
         delay=not fifo,
-        max_delay_s=float(MAX_DELAY_S),
+        max_delay_s=float(MAX_DELAY_SECONDS),
         binary=False,
         max_body_bytes=int(url.number("max_body", wire.MAX_BODY_BYTES, least=1)),
         dedup_window_s=DEDUP_WINDOW_S if fifo else None,
