@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import time
 from collections import Counter
 from typing import Any
 
 from shinar.cli.support.output import add_output, add_settings, address, emit, settings_of
+from shinar.clock import SYSTEM
 
 EXAMPLES = """examples:
   shinar tail phpmq://localhost/emails --limit 5
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.follow:
                 return 0
             sys.stdout.flush()  # whoever reads a pipe must not wait for a full buffer
-            time.sleep(args.interval_s)
+            SYSTEM.sleep(args.interval_s)
     finally:
         broker.close()
 

@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def moment(text: str | None) -> datetime | None:
     if not text:
         return None
     if text[-1:] in "smhdw" and text[:-1].replace(".", "").isdigit():
-        return datetime.now(UTC) - timedelta(seconds=span_s(text, "since"))
+        return SYSTEM.utc_now() - timedelta(seconds=span_s(text, "since"))
     try:
         value = datetime.fromisoformat(text)
     except ValueError:

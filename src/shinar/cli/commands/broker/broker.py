@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from shinar.cli.support.output import add_output, colours, emit, settings_of, with_token
 from shinar.cli.support.parser import some_seconds
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, QueueMissing
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
@@ -185,7 +185,7 @@ def _monitor(args: argparse.Namespace) -> int:
             rounds += 1
             if rounds == args.rounds:
                 return 0
-            time.sleep(args.interval_s)
+            SYSTEM.sleep(args.interval_s)
 
 
 def _draw(
@@ -284,7 +284,7 @@ def say_missing(url: Any, queue: str) -> None:
 def _figures(client: Any) -> list[dict[str, Any]]:
     from shinar.phpmq.protocol import extension as ext
 
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = SYSTEM.epoch_ms()
     rows = []
     for one in client.call(ext.Queues(client.tag()), list[ext.QueueFigures]):
         row = {name: getattr(one, name) for name in one.__struct_fields__[1:-1]}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.lake import lake_store, print_table, span_s, spark_session
 from shinar.cli.support.output import Stopper, add_output, add_settings, emit, settings_of
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -246,10 +247,9 @@ class _Counter:
     """One line a batch on stderr: the balance, the rate and what is left in the queue."""
 
     def __init__(self, args: argparse.Namespace, job: dict[str, Any]) -> None:
-        import time
 
         self._quiet = args.quiet
-        self._now_s = time.monotonic
+        self._now_s = SYSTEM.monotonic_s
         self._last_s = self._now_s()
         self._job = job
         self._broker: Any = None
