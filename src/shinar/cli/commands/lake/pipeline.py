@@ -247,7 +247,6 @@ class _Counter:
     """One line a batch on stderr: the balance, the rate and what is left in the queue."""
 
     def __init__(self, args: argparse.Namespace, job: dict[str, Any]) -> None:
-
         self._quiet = args.quiet
         self._now_s = SYSTEM.monotonic_s
         self._last_s = self._now_s()
