@@ -63,7 +63,7 @@ class Endpoint:
         import socket
         from http.server import ThreadingHTTPServer
 
-        class Server(ThreadingHTTPServer):
+        class HealthServer(ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
 
@@ -75,7 +75,7 @@ class Endpoint:
                 return code, "application/json", json.dumps(health.status())
             return 404, "text/plain", "try /metrics, /healthz or /readyz\n"
 
-        self._server = Server((host, port), _handler(answer))
+        self._server = HealthServer((host, port), _handler(answer))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="shinar-http", daemon=True)
         self._thread.start()
@@ -89,7 +89,7 @@ class Endpoint:
 def _handler(answer: Callable[[str], tuple[int, str, str]]) -> type[BaseHTTPRequestHandler]:
     from http.server import BaseHTTPRequestHandler
 
-    class Handler(BaseHTTPRequestHandler):
+    class HealthRequests(BaseHTTPRequestHandler):
         timeout = 5
 
         def do_GET(self) -> None:
@@ -104,4 +104,4 @@ def _handler(answer: Callable[[str], tuple[int, str, str]]) -> type[BaseHTTPRequ
         def log_message(self, format: str, *args: object) -> None:
             """A scrape every few seconds is not news."""
 
-    return Handler
+    return HealthRequests

@@ -45,7 +45,7 @@ def lookup(targets: Mapping[str, Target]) -> Lookup:
         return targets.get
 
     def find(urn: str) -> Target | None:
-        # An incoming URN that looks like a pattern is no exact match for it.
+        # An incoming URN that looks like a pattern does not match it exactly.
         exact = None if is_pattern(urn) else targets.get(urn)
         if exact is not None:
             return exact

@@ -210,7 +210,7 @@ class _Run:
         return []
 
     def _lost_before(self, delivery: Delivery) -> bool:
-        """It was handed out before, and as far as the broker knows nothing became of it."""
+        """It was delivered before, and as far as the broker knows without an outcome."""
         traits = self.broker.traits
         attempts = (facts_of(delivery.body).attempts or 0) if traits.lapse_counts else 0
         return deliveries_before(traits, attempts, delivery.native_count) > 0
@@ -250,7 +250,7 @@ class _Run:
                     self.w.metrics.add("shinar_outcomes_total", amount, queue=queue, outcome=outcome)
 
     def _renew(self) -> None:
-        """Extend the leases of what handlers still hold, well before they end."""
+        """Extend the leases of what is still being handled, well before they end."""
         now_s = self.w._clock.monotonic_s()
         if self.lease_s is None or now_s < self.next_renewal_s:
             return

@@ -119,7 +119,7 @@ class Settler:
             drop = outcome.policy.on_exhausted == "drop"
             action = Action.DROP if drop else Action.DEAD_LETTER
             return Settlement(action, None if drop else DeadReason.FAILED, decision.attempts)
-        # A backoff without a limit can grow beyond what any broker's clock can hold.
+        # A backoff without a limit can grow beyond what any broker can express.
         delay_s = min(decision.delay_s, MAX_DELAY_S) if outcome.delay_s is None else outcome.delay_s
         return msgspec.structs.replace(decision, delay_s=delay_s)
 
@@ -187,7 +187,7 @@ class Settler:
             if not refuses_message(exc):
                 self._not_moved(queue, writes, exc)
             elif len(writes) > 1:
-                # One that cannot be written must not hold up the others: halve until it stands alone.
+                # One that cannot be written must not block the others: halve the batch until it is alone.
                 half = len(writes) // 2
                 self._move(queue, writes[:half])
                 self._move(queue, writes[half:])

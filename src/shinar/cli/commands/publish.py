@@ -95,7 +95,7 @@ def _sort(args: argparse.Namespace) -> None:
     if args.place and "://" not in args.place and args.data is None:
         args.urn, args.data, args.place = args.place, args.urn, None
     if args.place and args.url:
-        raise ConfigError("is given twice, as a word and with --url", setting="url")
+        raise ConfigError("give the URL once: as the first argument or with --url", setting="url")
     args.url = args.place or args.url
     if args.urn and args.urn.lstrip().startswith(("{", "[", '"')):
         raise ContractError(
@@ -106,7 +106,7 @@ def _sort(args: argparse.Namespace) -> None:
         for name in ("urn", "trace_id", "key"):
             if getattr(args, name):
                 flag = name if name == "urn" else f"--{name.replace('_', '-')}"
-                raise ConfigError("is about one message, and --lines reads many", setting=flag)
+                raise ConfigError("applies to one message and cannot be combined with --lines", setting=flag)
 
 
 def _publish_lines(args: argparse.Namespace, producer: Any, headers: dict[str, str], lines: _Lines) -> int:

@@ -200,7 +200,7 @@ def _tell(args: argparse.Namespace, settings: Settings, report: Any) -> None:
 def _check(settings: Settings) -> None:
     for name, known in (("log_level", LEVELS), ("log_format", FORMATS)):
         if settings[name].lower() not in known:
-            raise ConfigError(f"{settings[name]!r} is none of {', '.join(known)}", setting=name)
+            raise ConfigError(f"{settings[name]!r} is not one of {', '.join(known)}", setting=name)
     if settings["prefetch"] < 0:
         raise ConfigError("must not be negative; 0 lets the worker choose", setting="prefetch")
     if settings["concurrency"] < 1:
