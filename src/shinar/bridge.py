@@ -85,7 +85,7 @@ def bridge(
     """What has happened so far, after each batch. Whenever it ends, by an error too, what was taken and not
     sent is handed back to the source."""
     counts = Counts()
-    held = _Held(source, clock)
+    held = _Reservations(source, clock)
     halts = _never if plan.copy or refused_to is not None else _halting(source.traits)
     pace = Pace(plan.rate_per_s, BATCH, clock)
     if plan.copy:
@@ -102,7 +102,7 @@ def bridge(
             pace.spend(len(batch))
             if not plan.copy:
                 held.add(batch)
-            load = _Load(BrokerQueue(target, target_queue), halts)
+            load = _Transfer(BrokerQueue(target, target_queue), halts)
             failure: ShinarError | None = None
             aside: list[Delivery] = []
             try:
@@ -123,7 +123,7 @@ def bridge(
         held.hand_back()
 
 
-def _added(counts: Counts, load: _Load, lapsed: int) -> Counts:
+def _added(counts: Counts, load: _Transfer, lapsed: int) -> Counts:
     refused = counts.refused + len(load.refused)
     stopped = load.halted
     if refused > MOST_REFUSED:
@@ -139,8 +139,8 @@ def _added(counts: Counts, load: _Load, lapsed: int) -> Counts:
 
 
 def _halting(traits: Traits) -> Callable[[Delivery], bool]:
-    """Where a refused message may not be passed by: a log comes again from its first unfinished record
-    on, and a message with a key holds up those behind it, or would be overtaken by them."""
+    """Whether the messages behind a refused one must wait: a log is read again from its first unfinished
+    record, and a message with a key blocks those behind it, or would be overtaken by them."""
     if traits.replayable:
         return lambda _: True
     return (lambda delivery: delivery.key is not None) if traits.ordered else _never
@@ -150,7 +150,7 @@ def _never(_: Delivery) -> bool:
     return False
 
 
-class _Load:
+class _Transfer:
     """A batch on its way: what the target confirmed, and what it can never take."""
 
     def __init__(self, target: BrokerQueue, halts: Callable[[Delivery], bool]) -> None:
@@ -229,7 +229,7 @@ def _publish(place: BrokerQueue, batch: list[Delivery]) -> None:
     place.broker.publish(place.queue, [_outgoing(delivery, names_origin) for delivery in batch])
 
 
-class _Held:
+class _Reservations:
     """What the source believes to be in our hands."""
 
     def __init__(self, source: Broker, clock: Clock) -> None:
@@ -272,7 +272,7 @@ class _Held:
 
 
 def _reserved(
-    source: Broker, queue: str, plan: BridgePlan, step: int, held: _Held
+    source: Broker, queue: str, plan: BridgePlan, step: int, held: _Reservations
 ) -> Iterator[list[Delivery]]:
     left = plan.limit
     while left is None or left > 0:
@@ -285,7 +285,7 @@ def _reserved(
             return
 
 
-def _waited_for(source: Broker, queue: str, most: int, held: _Held) -> list[Delivery]:
+def _waited_for(source: Broker, queue: str, most: int, held: _Reservations) -> list[Delivery]:
     left_s = WAIT_S
     while True:
         wait_s = min(left_s, held.patience_s())

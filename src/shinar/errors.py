@@ -31,6 +31,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def error_text(error: BaseException | str) -> str:
+    """`str(error)`, whatever a class of somebody else does in its `__str__`."""
+    try:
+        return str(error)
+    except Exception as exc:  # anything may be raised there
+        return f"(its text cannot be read: __str__ raised {type(exc).__name__})"
+
+
 class ShinarError(Exception):
     """Root of the tree: `except ShinarError` catches all of ours and nothing else."""
 

@@ -224,7 +224,7 @@ class Producer:
 
 
 def facts(message: Message) -> Facts:
-    """What projections need, taken from a message we already hold."""
+    """What projections need, taken from a decoded message."""
     meta = message.meta
     return Facts(
         message.urn,
@@ -266,5 +266,5 @@ def _utf8(text: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ContractError(
-            f"{what} holds a lone surrogate and is not Unicode; send text UTF-8 can write"
+            f"{what} contains a lone surrogate, which UTF-8 cannot encode; send valid Unicode text"
         ) from None

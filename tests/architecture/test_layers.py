@@ -213,6 +213,22 @@ def test_the_command_line_starts_without_the_heavy_imports() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_producer_and_worker_load_no_server_and_no_database() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, shinar\n"
+        "shinar.Producer, shinar.Worker, shinar.Handlers, shinar.Limits, shinar.Policy\n"
+        "with shinar.Producer('memory://a/b') as producer: producer.send('urn:babel:a:b', {})\n"
+        "shinar.Worker('memory://a/b', {}, limits=shinar.Limits(max_messages=0)).run()\n"
+        "loaded = {'http.server', 'socketserver', 'sqlite3'} & set(sys.modules)\n"
+        "sys.exit(f'imported {loaded}' if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_folder_is_a_drawer() -> None:
     for folder in {path.parent for path in MODULES}:
         modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]

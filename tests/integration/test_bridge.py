@@ -299,7 +299,7 @@ def test_the_command_sets_refused_messages_aside(
     connect(f"sqlite://{tmp_path}/a.db").publish(queue, [Outgoing(b"\xff"), *map(Outgoing, bodies(3))])
     url, aside = f"sqlite://{tmp_path}/a.db?queue={queue}", f"sqlite://{tmp_path}/left.db?queue=r"
     target = live_server("elasticmq").url
-    with pytest.raises(ConfigError, match="source itself"):
+    with pytest.raises(ConfigError, match="same queue as the source"):
         command(url, f"sqlite://{tmp_path}/../{tmp_path.name}/a.db?queue={queue}&lease_s=9")
     for rate in ("nan", "inf"):
         with pytest.raises(ConfigError, match="rate"):

@@ -1,5 +1,5 @@
 """What a target broker can carry: size, text, delay, key. The one check for producer, bridge and redrive; it
-reads traits and knows no broker."""
+reads traits and must not know a broker."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from shinar.clock import Clock
 
-#: A step is this many seconds' worth: a rate is no burst and a pause.
+#: A step is this many seconds' worth: even sending, not a burst and a pause.
 STEP_S: Final = 0.5
 #: The longest sleep between two questions whether to stop.
 NAP_S: Final = 0.2

@@ -22,7 +22,7 @@ from shinar.envelope.model import (
 )
 from shinar.envelope.text import Member, Object, rebuild, scan_object
 from shinar.envelope.verdict import parse_strict
-from shinar.errors import ContractError
+from shinar.errors import ContractError, error_text
 
 #: Longest error text a dead letter carries; a stack of nested causes must not outgrow the message.
 MAX_ERROR_CHARS: Final = 4096
@@ -46,7 +46,7 @@ def dead_letter(
     error: BaseException | str | None = None,
 ) -> DeadLetter:
     """The block for a delivery consumed from `queue` that was given up after `attempts` deliveries."""
-    text = None if error is None else str(error)
+    text = None if error is None else error_text(error)
     if text is not None:
         text = text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode("utf-8")
     return DeadLetter(

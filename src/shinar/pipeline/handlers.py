@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 
 from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
+from shinar.envelope.urn import check_pattern
 from shinar.errors import ConfigError
 from shinar.pipeline.batch.journal import BatchId, Manifest, stage_dir
-from shinar.pipeline.batch.route import check_pattern
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.lake.store import STATE_DIR, Commit, TableStore
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, Unsupported
 from shinar.pipeline.batch.journal import unfinished
 from shinar.pipeline.checkpoint import CapturedBatch, captured_batches
@@ -141,7 +141,7 @@ def _compact(store: DeltaStore, name: str, target_bytes: int) -> None:
 def retention(store: TableStore, keep: timedelta, only: tuple[str, ...] = ()) -> dict[str, int]:
     """Delete rows older than `keep`; returns rows gone per table. Ids that are gone are no longer compared:
     keep `messages` for at least the dedupe horizon."""
-    edge = datetime.now(UTC) - keep
+    edge = SYSTEM.utc_now() - keep
     gone: dict[str, int] = {}
     for name in _chosen(store, only):
         column = _TIME_COLUMN.get(name) or ("_received_at" if name.startswith(f"{TYPED_DIR}/") else None)
@@ -204,7 +204,7 @@ def _old_leftovers(store: TableStore, name: str, hours: int) -> int:
     removed = 0
     awaited = {path.partition("/")[0] for path in _awaited(store, name)}
     for path in (store.root / name).glob(".tmp-*"):
-        if path.name not in awaited and time.time() - path.stat().st_mtime > hours * 3600:
+        if path.name not in awaited and SYSTEM.epoch_s() - path.stat().st_mtime > hours * 3600:
             remove_tree(path)
             removed += 1
     return removed

@@ -24,7 +24,7 @@ from shinar.settlement import DEFAULT_POLICY, Event, Traits
 from shinar.worker import GiveUp, Handlers, Retry
 from shinar.worker.context import leave_context
 from shinar.worker.handlers import compile_route
-from shinar.worker.process import Target, process
+from shinar.worker.process import Target, lookup, process
 
 
 class Rehearsal(msgspec.Struct):
@@ -84,7 +84,7 @@ def _run(targets: Mapping[str, Target], traits: Traits, letter: Letter) -> str:
         key=letter.delivery.key,
         received_ms=letter.delivery.received_ms,
     )
-    outcome = process(targets, DEFAULT_POLICY, traits, delivery)
+    outcome = process(lookup(targets), DEFAULT_POLICY, traits, delivery)
     leave_context()
     if outcome is None:
         return ""

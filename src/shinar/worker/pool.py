@@ -76,7 +76,7 @@ class Pool:
         self._left: list[Delivery] = []
         #: Chunks that were running at the last `drop`, by identity: what they have not started goes as well.
         self._stale: set[int] = set()
-        #: Ordering keys that some chunk holds, and what waits behind them: messages of one key are never
+        #: Ordering keys that some chunk works on, and what waits behind them: messages of one key are never
         #: handled side by side. Unused with one thread.
         self._lanes: dict[bytes, list[Delivery]] = {}
         self._threads = [

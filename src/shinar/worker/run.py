@@ -27,7 +27,7 @@ from shinar.worker.handlers import Handler, Handlers, Step, compile_route
 from shinar.worker.health import Health
 from shinar.worker.limits import Limits, StopReason
 from shinar.worker.pool import Done, LoopThread, Pool
-from shinar.worker.process import Target, process
+from shinar.worker.process import Target, lookup, process
 from shinar.worker.queues import SHARED_WAIT_S, Queues, Rotation, weights_of
 from shinar.worker.settle import Settler
 
@@ -76,6 +76,7 @@ class Worker:
         prefetch: int = 0,
         limits: Limits | None = None,
         stop_timeout_s: float = 25.0,
+        tracebacks: bool = False,
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -89,6 +90,7 @@ class Worker:
         self._clock = clock
         self._limits = limits or Limits()
         self._stop_timeout_s = stop_timeout_s
+        self._tracebacks = tracebacks
         self._concurrency = concurrency
         self._prefetch = prefetch or max(DEFAULT_PREFETCH, 4 * concurrency)
         self._loop = LoopThread()
@@ -125,8 +127,8 @@ class _Run:
     def __init__(self, worker: Worker) -> None:
         self.w = worker
         self.broker = self._connect_first()
-        self.settler = Settler(self.broker, worker._clock)
-        decide = partial(process, worker._targets, worker._policy, self.broker.traits)
+        self.settler = Settler(self.broker, worker._clock, tracebacks=worker._tracebacks)
+        decide = partial(process, lookup(worker._targets), worker._policy, self.broker.traits)
         self.pool = Pool(decide, worker._concurrency, worker._clock)
         self.watch = worker._limits.watch(worker._clock)
         self.rotation = Rotation(worker.queues)
@@ -208,7 +210,7 @@ class _Run:
         return []
 
     def _lost_before(self, delivery: Delivery) -> bool:
-        """It was handed out before, and as far as the broker knows nothing became of it."""
+        """It was delivered before, and as far as the broker knows without an outcome."""
         traits = self.broker.traits
         attempts = (facts_of(delivery.body).attempts or 0) if traits.lapse_counts else 0
         return deliveries_before(traits, attempts, delivery.native_count) > 0
@@ -248,7 +250,7 @@ class _Run:
                     self.w.metrics.add("shinar_outcomes_total", amount, queue=queue, outcome=outcome)
 
     def _renew(self) -> None:
-        """Extend the leases of what handlers still hold, well before they end."""
+        """Extend the leases of what is still being handled, well before they end."""
         now_s = self.w._clock.monotonic_s()
         if self.lease_s is None or now_s < self.next_renewal_s:
             return

@@ -123,7 +123,7 @@ def rate_limit(per_s: float, *, burst: int = 1, clock: Clock = SYSTEM) -> Step:
 
 
 def idempotent(store: Store) -> Step:
-    """Handle each `meta.id` once: marked after the handler returned, skipped when it comes again.
+    """Handle each `meta.id` once: marked after the handler returned, skipped when it is delivered again.
     See shinar.idempotency for the rule and the stores."""
     from shinar.idempotency import guard  # late: its stores bring their database drivers
 

@@ -200,7 +200,7 @@ def test_a_full_disk(url: str) -> None:
         (["dlq", "list", "{url}", "--ids", "file"], "not UTF-8"),
         (["dlq", "list", "{url}", "--since", "99999999999d"], "years"),
         (["dlq", "list", "{url}", "--where", "exception"], "no condition"),
-        (["worker", "app:handlers", "--url", "{url}", "--log-level", "foo"], "none of debug"),
+        (["worker", "app:handlers", "--url", "{url}", "--log-level", "foo"], "not one of debug"),
         (["worker", "app:__name__", "--url", "{url}"], "is a str"),
         (["worker", "app:handlers", "--url", "{url}", "--prefetch", "-1", "--until-empty"], "prefetch"),
         (["worker", "app:handlers", "--url", "{url}", "--metrics-port", "{busy}"], "in use"),

@@ -11,7 +11,6 @@ import contextlib
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ from shinar.brokers.artemis.transport import (
     our_error,
     tls_domain,
 )
+from shinar.clock import SYSTEM
 from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, ConfigError
 
 #: We are gone for the server, and it for us, after this long without a byte; either side sends an
@@ -242,7 +242,7 @@ class ArtemisConnection:
         if address.user:
             connection.user, connection.password = address.user, address.password
         connection.hostname = address.host
-        connection.container = f"shinar-{id(self):x}-{time.time_ns():x}"
+        connection.container = f"shinar-{id(self):x}-{SYSTEM.epoch_ms():x}"
         transport.idle_timeout = IDLE_S
         transport.bind(connection)
         connection.open()
@@ -267,9 +267,9 @@ class ArtemisConnection:
     def _wait(
         self, done: Callable[[], bool], timeout_s: float, box: SendLink | ReceiveLink | None = None
     ) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline = SYSTEM.monotonic_s() + timeout_s
         while not done():
-            left_s = deadline - time.monotonic()
+            left_s = deadline - SYSTEM.monotonic_s()
             if left_s <= 0 or self._fault_of(box) is not None:
                 return False
             self._turn.wait(left_s)
@@ -305,7 +305,7 @@ class ArtemisConnection:
 
     def _round(self) -> bool:
         with self._turn:
-            due_s = self._transport.tick(time.monotonic())
+            due_s = self._transport.tick(SYSTEM.monotonic_s())
             self._flush()
             unsent = self._transport.pending()
             if self._closing or self._transport.closed or self.fault is not None:
@@ -313,7 +313,7 @@ class ArtemisConnection:
         watch = select.poll()
         watch.register(self._sock, select.POLLIN | (select.POLLOUT if unsent > 0 else 0))
         watch.register(self._wake_in, select.POLLIN)
-        rest_s = max(0.0, due_s - time.monotonic()) if due_s else IDLE_S / 2
+        rest_s = max(0.0, due_s - SYSTEM.monotonic_s()) if due_s else IDLE_S / 2
         ready = dict(watch.poll(min(rest_s, IDLE_S / 2) * 1000))
         with self._turn:
             if self._wake_in.fileno() in ready:

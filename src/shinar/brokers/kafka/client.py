@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from shinar.brokers.kafka.retry_tiers import DEFAULT_TIERS_MS, check_tiers
 from shinar.brokers.url import BrokerUrl
+from shinar.clock import SYSTEM
 from shinar.errors import (
     AccessDenied,
     BodyTooLarge,
@@ -302,10 +302,10 @@ class RecordSender:
     def _flush(self) -> int:
         """How many are still on their way at the end."""
         # The deadline of each message is the producer's; this one only guards against a hang.
-        deadline_s = time.monotonic() + self._settings.timeout_s + 5
+        deadline_s = SYSTEM.monotonic_s() + self._settings.timeout_s + 5
         while True:
-            left: int = self._producer.flush(min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
-            if not left or self._stopped.is_set() or time.monotonic() >= deadline_s:
+            left: int = self._producer.flush(min(_SLICE_S, max(0.0, deadline_s - SYSTEM.monotonic_s())))
+            if not left or self._stopped.is_set() or SYSTEM.monotonic_s() >= deadline_s:
                 return left
 
     def close(self) -> None:

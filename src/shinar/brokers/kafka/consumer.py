@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,7 +31,7 @@ from shinar.brokers.kafka.client import (
 from shinar.brokers.kafka.lag import OtherMembers, behind, refuse
 from shinar.brokers.kafka.offsets import HandedBack, KafkaReceipt, Track, Unstored, any_unstored
 from shinar.brokers.kafka.records import delivery_of
-from shinar.clock import Clock
+from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerUnavailable, ShinarError
 
 log = logging.getLogger(__name__)
@@ -372,7 +371,7 @@ class GroupMember:
     def _keep(self) -> None:
         while not self._closed:
             if self._wake.wait(_ANSWER_S if self._unsaved() else _KEEP_ALIVE_S):
-                time.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
+                SYSTEM.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
             self._wake.clear()
             # While the caller polls it does all of this itself.
             if self._polling.acquire(blocking=False):

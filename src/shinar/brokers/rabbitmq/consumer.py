@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from pika.exceptions import AMQPError, ConsumerCancelled
 
 from shinar.brokers.rabbitmq.connection import Link
 from shinar.brokers.rabbitmq.frames import Content
+from shinar.clock import SYSTEM
 
 #: How long a consumer outlives the last question, in seconds.
 IDLE_S: Final = 0.1
@@ -85,14 +85,14 @@ class QueueConsumer:
     def take(self, limit: int, wait_s: float) -> list[Content]:
         with self._lock:
             self._asking = True
-            self._streak = self._streak + 1 if time.monotonic() - self._last_asked < IDLE_S else 0
+            self._streak = self._streak + 1 if SYSTEM.monotonic_s() - self._last_asked < IDLE_S else 0
         try:
             if not self.buffer:
                 self._fill(limit, wait_s)
             with self._lock:
                 return [self.buffer.popleft() for _ in range(min(limit, len(self.buffer)))]
         finally:
-            self._last_asked = time.monotonic()
+            self._last_asked = SYSTEM.monotonic_s()
             self._asking = False
 
     def _fill(self, limit: int, wait_s: float) -> None:
@@ -199,7 +199,7 @@ class QueueConsumer:
             self._watched = False
             return
         with self._lock:
-            if self._asking or time.monotonic() - self._last_asked < IDLE_S:
+            if self._asking or SYSTEM.monotonic_s() - self._last_asked < IDLE_S:
                 self._link.later(IDLE_S, self._stop_if_idle)
                 return
             back = {content.tag for content in self.buffer}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shinar.brokers import registry
 from shinar.cli.support.output import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.bridge import Counts
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args, bool(source_url.queue))
     target_queue = target_url.queue or source_url.queue
     if same_place(target_url, target_queue, source_url, source_url.queue):
-        raise ConfigError("is the source itself", setting="target")
+        raise ConfigError("this is the same queue as the source; name another one", setting="target")
     if refused_url is not None:
         _check_refused_to(refused_url, source_url)
     plan = BridgePlan(args.copy, args.follow, args.skip, args.limit, args.rate)
@@ -124,7 +125,7 @@ def _check_refused_to(url: BrokerUrl, source: BrokerUrl) -> None:
     if not url.queue:
         raise ConfigError("must name a queue", setting="--refused-to")
     if same_place(url, url.queue, source, source.queue):
-        raise ConfigError("is the source itself", setting="--refused-to")
+        raise ConfigError("this is the same queue as the source; name another one", setting="--refused-to")
 
 
 def _check(args: argparse.Namespace, named: bool) -> None:
@@ -135,9 +136,9 @@ def _check(args: argparse.Namespace, named: bool) -> None:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ConfigError("must be a number of more than 0", setting=f"--{name}")
     if args.skip < 0 or (args.skip and not args.copy):
-        raise ConfigError("is a number of messages, and goes with --copy", setting="--skip")
+        raise ConfigError("give a number of messages of at least 0, and use it with --copy", setting="--skip")
     if args.follow and args.copy:
-        raise ConfigError("moves; a copy is of what is there now", setting="--follow")
+        raise ConfigError("cannot be combined with --copy, which ends by itself", setting="--follow")
 
 
 def _tell(args: argparse.Namespace, counts: Counts, word: str) -> None:
@@ -147,10 +148,10 @@ def _tell(args: argparse.Namespace, counts: Counts, word: str) -> None:
     elif not args.quiet:
         line = f"received {counts.received:,} = {word} {counts.sent:,} + refused {counts.refused:,}"
         if counts.lapsed:
-            line += f"; {counts.lapsed:,} leases had ended, the source hands those out again"
+            line += f"; {counts.lapsed:,} leases had ended; the source delivers those messages again"
         print(line, file=sys.stderr)
     if not args.quiet:
         if counts.stopped:
-            print(counts.stopped, file=sys.stderr)
+            print(printable(counts.stopped), file=sys.stderr)
         elif counts.refusal:
-            print(f"the first one refused: {counts.refusal}", file=sys.stderr)
+            print(f"the first one refused: {printable(counts.refusal)}", file=sys.stderr)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from shinar.cli.support.messages import describe, print_description
 from shinar.cli.support.output import add_output, add_settings, address, emit, settings_of
 from shinar.cli.support.parser import count, some_seconds
+from shinar.clock import SYSTEM
 
 if TYPE_CHECKING:
     from shinar.brokers import Broker, BrokerUrl, Delivery
@@ -78,7 +78,7 @@ def _print_messages(args: argparse.Namespace, broker: Broker, queue: str) -> int
         if not args.follow:
             return shown
         sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer
-        time.sleep(args.interval_s)
+        SYSTEM.sleep(args.interval_s)
 
 
 def _print_message(args: argparse.Namespace, delivery: Delivery) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.output import add_output, add_settings, emit, settings_of
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, MissingExtra, ShinarError
 from shinar.printable import printable
 
@@ -156,7 +157,7 @@ def moment(text: str | None) -> datetime | None:
     if not text:
         return None
     if text[-1:] in "smhdw" and text[:-1].replace(".", "").isdigit():
-        return datetime.now(UTC) - timedelta(seconds=span_s(text, "since"))
+        return SYSTEM.utc_now() - timedelta(seconds=span_s(text, "since"))
     try:
         value = datetime.fromisoformat(text)
     except ValueError:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.settings import FILE, SETTINGS, Settings, resolve
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError
 from shinar.printable import printable
 
@@ -154,12 +154,12 @@ class Progress:
     def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
         self._what, self._total, self._quiet = what, total, quiet
         self._live = sys.stderr.isatty()
-        self._started_s = self._shown_s = time.monotonic()
+        self._started_s = self._shown_s = SYSTEM.monotonic_s()
         self.count = 0
 
     def add(self, amount: int = 1) -> None:
         self.count += amount
-        now_s = time.monotonic()
+        now_s = SYSTEM.monotonic_s()
         if not self._quiet and now_s - self._shown_s > (0.2 if self._live else PLAIN_PROGRESS_S):
             self._shown_s = now_s
             self._show("\r" if self._live else "", "" if self._live else "\n")
@@ -169,7 +169,7 @@ class Progress:
             self._show("\r", "\n")
 
     def _show(self, before: str, after: str) -> None:
-        spent_s = max(time.monotonic() - self._started_s, 1e-9)
+        spent_s = max(SYSTEM.monotonic_s() - self._started_s, 1e-9)
         rate = self.count / spent_s
         text = f"{self._what}: {self.count:,}"
         if self._total:

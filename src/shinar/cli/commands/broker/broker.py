@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Final
 from shinar.cli.commands.broker import tables
 from shinar.cli.support.output import add_output, colours, emit, settings_of, with_token
 from shinar.cli.support.parser import some_seconds
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, QueueMissing
 from shinar.printable import printable
 
@@ -172,10 +172,10 @@ def _monitor(args: argparse.Namespace) -> int:
     before: dict[str, dict[str, Any]] | None = None
     rounds = 0
     with _client(args) as (client, _):
-        looked_s = time.monotonic()
+        looked_s = SYSTEM.monotonic_s()
         while True:
             rows = _metrics(client)
-            elapsed_s, looked_s = time.monotonic() - looked_s, time.monotonic()
+            elapsed_s, looked_s = SYSTEM.monotonic_s() - looked_s, SYSTEM.monotonic_s()
             if args.json:
                 for row in rows:
                     emit(row)
@@ -187,7 +187,7 @@ def _monitor(args: argparse.Namespace) -> int:
             rounds += 1
             if rounds == args.rounds:
                 return 0
-            time.sleep(args.interval_s)
+            SYSTEM.sleep(args.interval_s)
 
 
 def _draw(lines: list[str], status: dict[str, Any]) -> None:
@@ -300,7 +300,7 @@ def say_missing(url: Any, queue: str) -> None:
 def _metrics(client: Any) -> list[dict[str, Any]]:
     from shinar.phpmq.protocol import extension as ext
 
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = SYSTEM.epoch_ms()
     found = client.call(ext.Queues(client.tag()), list[ext.QueueMetrics])
     return [tables.queue_row(one, now_ms) for one in found]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shinar.cli.support.job import config_of, handlers_of, job_of
 from shinar.cli.support.lake import add_spark, lake_store, one_sentence, print_table, span_s, spark_session
 from shinar.cli.support.output import Stopper, add_output, add_settings, emit, settings_of
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError
 from shinar.printable import printable
 
@@ -173,7 +173,7 @@ class _JobProgress:
     def __init__(self, quiet: bool, config: PipelineConfig) -> None:
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
-        self._last_s = self._shown_s = time.monotonic()
+        self._last_s = self._shown_s = SYSTEM.monotonic_s()
         self._config = config
         self._broker: Broker | None = None
         self._wrote = False
@@ -186,10 +186,10 @@ class _JobProgress:
 
     def wait(self, alive: Callable[[], None]) -> None:
         alive()
-        self.show(f"reading; last batch {time.monotonic() - self._last_s:,.0f} s ago")
+        self.show(f"reading; last batch {SYSTEM.monotonic_s() - self._last_s:,.0f} s ago")
 
     def batch(self, manifest: Manifest) -> None:
-        now_s = time.monotonic()
+        now_s = SYSTEM.monotonic_s()
         rate = manifest.received / max(now_s - self._last_s, 1e-9)
         self._last_s = now_s
         if self._quiet:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from typing import Final
 
 from shinar import durable_files as durable
 from shinar.brokers.contract import Delivery
+from shinar.clock import SYSTEM
 from shinar.pipeline.rows.delivery_rows import stamps_of
 from shinar.pipeline.source.wal.segments import Place, read_segment
 from shinar.settlement.traits import Traits
@@ -119,7 +119,7 @@ class Owed:
         return sum(path.stat().st_size for path in self._folder.glob("*.came")) // _SIZE
 
     def forget_old(self, now_s: float | None = None) -> None:
-        end_s = (time.time() if now_s is None else now_s) - KEPT_S
+        end_s = (SYSTEM.epoch_s() if now_s is None else now_s) - KEPT_S
         for path in (*self._folder.glob("*.owed"), *self._folder.glob("*.came")):
             if path.stat().st_mtime < end_s:
                 path.unlink(missing_ok=True)
