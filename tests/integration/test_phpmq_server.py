@@ -112,6 +112,16 @@ def test_unacked_messages_come_back_in_order_with_a_count(start: Start, opened) 
     assert [(d.body, d.native_count) for d in again] == [(b"0", 1), (b"2", 1), (b"3", 1)]
 
 
+def test_what_plain_senders_sent_before_they_hung_up_is_kept(start: Start, opened) -> None:
+    """More than one slice of time allows: the rest must not be dropped with the connection."""
+    server = start()
+    for _ in range(6):
+        with Plain(server.url) as sender:
+            sender.send(*(Send(f"q{n % 7}", b"x") for n in range(3_000)))
+    broker = opened(server.url)
+    assert until(lambda: sum(broker.depth(f"q{n}").ready for n in range(7)) == 18_000, 30)
+
+
 def test_requeue_goes_to_the_end_with_a_new_ttl(start: Start, opened) -> None:
     server = start()
     opened(server.url).publish("q", bodies("a", "b"))

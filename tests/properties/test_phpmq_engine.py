@@ -162,15 +162,15 @@ class EngineMachine(RuleBasedStateMachine):
         self._settle_time()
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), delay=st.integers(0, 5))
-    def release(self, data: st.DataObject, delay: int) -> None:
+    @rule(data=st.data(), delay=st.integers(0, 5), counted=st.booleans())
+    def release(self, data: st.DataObject, delay: int, counted: bool) -> None:
         picked = self._pick(data)
-        assert (
-            self.engine.settlement.release([Held(token, [key]) for token, key in picked], delay * 1000) == []
-        )
+        held = [Held(token, [key]) for token, key in picked]
+        assert self.engine.settlement.release(held, delay * 1000, counted=counted) == []
         self.engine.tick()
         self._settle_time()
         for receipt in picked:
+            self.deliveries[self.held[receipt][1]] -= not counted
             if delay:
                 queue, number, _, _ = self.held.pop(receipt)
                 self.delayed.append((self.clock.monotonic_s() + delay, self.number, queue, number))

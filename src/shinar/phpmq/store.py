@@ -347,13 +347,12 @@ def _values(row: QueueRow) -> tuple[Any, ...]:
 
 
 def _entry(fields: tuple[Any, ...], mark: int) -> Entry:
+    """A message with its count. A 0 that was recorded is kept: the next hand-out must replace that record."""
     key, body, extra, published_ms, expires_ms, count = fields
-    if count is None:
-        count = 1 if key <= mark else 0
     raw = None if extra is None else msgspec.Raw(extra)
-    if count:
-        return (key, body, raw, published_ms, expires_ms, count)
-    return (key, body, raw, published_ms, expires_ms)
+    if count is None and key > mark:
+        return (key, body, raw, published_ms, expires_ms)
+    return (key, body, raw, published_ms, expires_ms, 1 if count is None else count)
 
 
 def _runs(keys: Sequence[int]) -> list[tuple[int, int]]:

@@ -97,6 +97,8 @@ class Connection(asyncio.Protocol):
         if self._login_timer is not None:
             self._login_timer.cancel()
             self.hub.logins.answered(self.address)
+        if self._requests and not self.extended:
+            self.hub.finish(self)
         self.forget_requests()
         self._out.clear()
         self._count_inbound(0)
@@ -135,9 +137,17 @@ class Connection(asyncio.Protocol):
     # -- requests
 
     @property
+    def pending_bytes(self) -> int:
+        """Of the frame it has begun; 0 while we do not read what it may have sent."""
+        reading = self._transport is not None and self._transport.is_reading()
+        return self._decoder.pending_bytes if reading else 0
+
+    @property
     def has_work(self) -> bool:
         """There is something to do for this client that can be done now."""
-        if self._transport is None or self._leaving() or (self.extended and self._full()):
+        if self._transport is None or self._transport.is_closing() or self.leave_after_reply:
+            return False
+        if self.extended and self._full():
             return False
         return bool(self._requests) or self._steps is not None or self._decoder.violation is not None
 
@@ -159,6 +169,11 @@ class Connection(asyncio.Protocol):
             if self.hub.clock.monotonic_s() >= until_s:
                 break
         self._update_reading()
+
+    def finish(self) -> None:
+        """Carry out what a plain client sent before it hung up: it gets no replies, so it counts on that."""
+        while self._requests:
+            self._next_request()
 
     def _next_request(self) -> None:
         """One request, or a run of plain sends or acknowledgements, which go to the store together."""
@@ -362,30 +377,9 @@ class Connection(asyncio.Protocol):
             self.closing_since_s = self.hub.clock.monotonic_s()
             self._transport.close()
 
-    def _leaving(self) -> bool:
-        return self._transport is None or self.leave_after_reply or self._transport.is_closing()
-
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-    def overdue(self, now_s: float) -> str | None:
-        """Why this client has used up our patience; None while it has not."""
-        options = self.hub.options
-        if self.closing_since_s is not None:
-            over = now_s - self.closing_since_s > options.stop_s
-            return "it does not take its last frame" if over else None
-        if self.frame_since_s is not None and self._transport is not None and self._transport.is_reading():
-            allowed_s = options.frame_s + self._decoder.pending_bytes / options.slowest_bytes_s
-            if now_s - self.frame_since_s > allowed_s:
-                return "a frame was begun and not finished in time"
-        if self.frames == 0 and now_s - self.since_s > options.first_frame_s:
-            return "it connected and said nothing"
-        # A plain consumer may be busy for as long as it may hold a message.
-        unread_s = options.unread_s if self.extended else options.plain_lease_s
-        if self.unread_since_s is not None and now_s - self.unread_since_s > unread_s:
-            return "it does not read what it asked for"
-        return None
 
     def _count_inbound(self, pending: int) -> bool:
         """Count an unfinished frame; False when it is one too many, for this client or for all of them."""

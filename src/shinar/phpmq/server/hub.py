@@ -24,6 +24,7 @@ from shinar.phpmq.server.access import Access
 from shinar.phpmq.server.connection import Connection
 from shinar.phpmq.server.events import EventLog
 from shinar.phpmq.server.logins import FailedLogins
+from shinar.phpmq.server.patience import overdue
 
 log = logging.getLogger("shinar.phpmq")
 
@@ -161,6 +162,13 @@ class Hub:
                 connection.in_line = False
                 self.line_up(connection)
 
+    def finish(self, connection: Connection) -> None:
+        """A connection is gone, but its last requests are here."""
+        try:
+            self._guarded(connection.finish)
+        except (ProtocolViolation, RequestRefused) as exc:
+            self.note_cut_off(connection.peer, exc)
+
     def _guard(self, connection: Connection, until_s: float) -> None:
         """Carry out requests; whatever is wrong with them ends this connection only."""
         try:
@@ -230,7 +238,7 @@ class Hub:
         now_s = self.clock.monotonic_s()
         self.events.summarise()
         for connection in list(self.connections):
-            reason = connection.overdue(now_s)
+            reason = overdue(connection, self.options, now_s)
             if reason is not None:
                 connection.cut_off(reason)
                 continue
