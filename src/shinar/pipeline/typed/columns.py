@@ -203,11 +203,8 @@ def isolated(
         done = shape(start, texts)
     except Exception as exc:  # the boundary around one message: what it raises becomes its rejection
         if len(texts) == 1:
-            yield (
-                start,
-                texts,
-                Rejection(printable(f"{NOT_SHAPED}: {type(exc).__name__}: {exc}", _REASON_CHARS)),
-            )
+            reason = f"{NOT_SHAPED}: {type(exc).__name__}: {exc}"
+            yield start, Rejection(printable(reason, _REASON_CHARS))
             return
     else:
         yield start, done
