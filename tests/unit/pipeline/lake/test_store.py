@@ -109,7 +109,7 @@ def test_tables_are_listed(store: TableStore) -> None:
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
     open_store(tmp_path, "parquet")
     assert type(open_store(tmp_path)).__name__ == "FolderStore"
-    with pytest.raises(ConfigError, match="holds parquet tables"):
+    with pytest.raises(ConfigError, match="has parquet tables"):
         open_store(tmp_path, "delta")
 
 
