@@ -98,7 +98,8 @@ def pending_batches(store: TableStore) -> list[str]:
     told = []
     for path in sorted((store.root / STATE_DIR / "handlers").glob("*/*.json")):
         for pending in msgspec.json.decode(path.read_bytes(), type=HandlerState).pending:
-            told.append(f"{path.stem}: {pending.batch.name} ({pending.attempts} attempts, {pending.error})")
+            runs = "1 attempt" if pending.attempts == 1 else f"{pending.attempts} attempts"
+            told.append(f"{path.stem}: {pending.batch.name} ({runs}, {pending.error})")
     return told
 
 

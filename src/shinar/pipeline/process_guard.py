@@ -81,7 +81,7 @@ def _kill(pid: int, started: str) -> None:
             return
 
 
-def _alive(pid: int, started: str) -> bool:
+def is_alive(pid: int, started: str) -> bool:
     stat = _stat(pid)
     return stat is not None and stat[1] == started
 
@@ -94,7 +94,7 @@ def _watch(pid: int) -> None:
         return
     family = {**below(pid), pid: stat[1]}
     end_s = time.monotonic() + GRACE_S
-    while time.monotonic() < end_s and any(_alive(*one) for one in family.items()):
+    while time.monotonic() < end_s and any(is_alive(*one) for one in family.items()):
         family |= below(pid)
         time.sleep(_POLL_S)
     for one in family.items():

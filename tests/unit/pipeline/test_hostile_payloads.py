@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from shinar.envelope import Kind, judge
 from shinar.pipeline.batch import write_tables
 from shinar.pipeline.batch.journal import typed_path
 from shinar.pipeline.pipeline import Pipeline
-from shinar.pipeline.typed.columns import PayloadBlock, PayloadReader, merge_seen
+from shinar.pipeline.typed.columns import PayloadBlock, PayloadReader, Rejection, isolated, merge_seen
 from shinar.pipeline.typed.types import MAX_COLUMNS, PayloadColumns, as_text, decide_all, decode
 from unit.pipeline.lakes import envelope, spark, table
 
@@ -171,20 +171,16 @@ def test_hundreds_of_urns_in_one_batch(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_fault_in_shaping_costs_one_typed_row() -> None:
     """Whatever a payload makes our own code or a library raise, only its typed row is missing."""
 
-    def shape(texts: list[str | None]) -> list[str | None]:
-        if any(text == "bad" for text in texts):
+    def shape(start: int, texts: Sequence[str | None]) -> tuple[int, list[str | None]]:
+        if "bad" in texts:
             raise MemoryError("a fault\x1b[2J")
-        return texts
+        return start, list(texts)
 
-    found = list(write_tables.isolated(["a", "b", "bad", "c", None], shape))
-    assert [text for _, texts, result in found if isinstance(result, list) for text in texts] == [
-        "a",
-        "b",
-        "c",
-        None,
-    ]
-    ((start, _, rejection),) = [one for one in found if not isinstance(one[2], list)]
-    assert (start, rejection.reason) == (2, r"not_shaped: MemoryError: a fault\x1b[2J")
+    found = list(isolated(["a", "b", "bad", "c", None], shape))
+    shaped = [result for _, result in found if not isinstance(result, Rejection)]
+    assert shaped == [(0, ["a", "b"]), (3, ["c", None])]
+    ((number, rejection),) = [one for one in found if isinstance(one[1], Rejection)]
+    assert (number, rejection.reason) == (2, r"not_shaped: MemoryError: a fault\x1b[2J")
 
 
 KEYS = st.one_of(

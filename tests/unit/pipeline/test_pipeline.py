@@ -181,7 +181,7 @@ def test_queues_balance_each(tmp_path: Path) -> None:
 
 
 def test_what_does_not_add_up_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = BatchProcessor._split
+    split = BatchProcessor._write_tables
 
     def losing(self: BatchProcessor, *args: object) -> TableFiles:
         parts = split(self, *args)
@@ -465,7 +465,7 @@ def test_a_recovered_archive_reaches_the_handlers(tmp_path: Path, handling: bool
     with pytest.raises((Crash, SystemExit)):
         job.process(rows([envelope(n) for n in range(3)]))
     CrashingDelta.at = 0
-    (text,) = status(job.store).owed
+    (text,) = status(job.store).pending
     assert "not run yet" in text
     again = made(dying=False)
     again.process(rows([envelope(n) for n in range(2, 5)]))
@@ -477,7 +477,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(tmp_path: Path) -> None:
     for given, text in (
         ({"routes": {"urn:x": 5}}, "route urn:x"),
         ({"routes": {"urn:x": "Not A Name"}}, "route urn:x"),
-        ({"registry": str(tmp_path / "none.json")}, r"registry .*none\.json: No such file"),
+        ({"registry": str(tmp_path / "none.json")}, r"registry .*none\.json\): cannot be read: No such file"),
         ({"max_records": 0}, "max_records: must be at least 1"),
         ({"table_format": "csv"}, "format"),
     ):

@@ -29,10 +29,10 @@ time.sleep(600)
 """
 
 
-def gone(pids: set[int], within_s: float) -> bool:
+def gone(family: dict[int, str], within_s: float) -> bool:
     end_s = time.monotonic() + within_s
     while time.monotonic() < end_s:
-        if not any(process_guard._stat(pid) for pid in pids):
+        if not any(process_guard.is_alive(pid, started) for pid, started in family.items()):
             return True
         time.sleep(0.1)
     return False
@@ -45,9 +45,9 @@ def test_children_end_with_their_driver(how: signal.Signals) -> None:
     )
     assert driver.stdout is not None
     int(driver.stdout.readline())
-    family: set[int] = set()
+    family: dict[int, str] = {}
     while len(family) < 3:  # the child, its child, and the guard
-        family = set(process_guard.below(driver.pid))
+        family = process_guard.below(driver.pid)
         time.sleep(0.1)
     driver.send_signal(how)
     driver.communicate(timeout=60)

@@ -124,12 +124,6 @@ class Stopper:
         self._before: dict[int, Any] = {}
         self.asked = False
 
-    def call(self, stop: Callable[[], None]) -> None:
-        """From now on `stop` is what a signal calls; at once if one was here before."""
-        self._stop_it = stop
-        if self.asked:
-            stop()
-
     def __enter__(self) -> Stopper:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._stop)

@@ -216,10 +216,10 @@ class _Sample:
 def _fields_of(texts: Sequence[str | None]) -> Iterator[Seen]:
     """The fields of some payloads. One that cannot be read shows none; the second pass says why."""
 
-    def shape(texts: Sequence[str | None]) -> PayloadBlock:
+    def shape(_: int, texts: Sequence[str | None]) -> PayloadBlock:
         return PayloadBlock([decode(text) if text else {} for text in texts], None)
 
-    for _, _, block in isolated(texts, shape):
+    for _, block in isolated(texts, shape):
         if isinstance(block, PayloadBlock):
             yield block.seen
 

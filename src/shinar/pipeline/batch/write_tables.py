@@ -239,19 +239,21 @@ class _TypedTables:
         if table not in self._readers:
             self._readers[table] = PayloadReader(known, final=self._final)
 
-        def shape(texts: Sequence[str | None]) -> PayloadBlock:
-            return self._readers[table].block(texts)
+        def shape(start: int, texts: Sequence[str | None]) -> tuple[pa.Table, PayloadBlock]:
+            block = self._readers[table].block(texts)
+            return _typed_rows(mine.slice(start, len(texts)), block, known), block
 
         parts: list[pa.Table] = []
         rejections: dict[int, Rejection] = {}
-        for start, texts, block in isolated(mine["data"].to_pylist(), shape):
-            if isinstance(block, Rejection):
-                rejections[start] = block
+        for start, found in isolated(mine["data"].to_pylist(), shape):
+            if isinstance(found, Rejection):
+                rejections[start] = found
                 continue
+            rows, block = found
             if block.seen:
                 self.seen[table] = merge_seen([self.seen.get(table, {}), block.seen])
-            parts.append(_typed_rows(mine.slice(start, len(texts)), block, known))
-            rejections |= {start + row: found for row, found in block.rejections.items()}
+            parts.append(rows)
+            rejections |= {start + row: reason for row, reason in block.rejections.items()}
         return pa.concat_tables(parts) if parts else known.arrow().empty_table(), rejections
 
     def _rows_by_table(self, urns: pa.ChunkedArray) -> Iterator[tuple[str, Any]]:

@@ -190,26 +190,24 @@ T = TypeVar("T")
 
 
 def isolated(
-    texts: Sequence[str | None], shape: Callable[[Sequence[str | None]], T], start: int = 0
-) -> Iterator[tuple[int, Sequence[str | None], T | Rejection]]:
+    texts: Sequence[str | None], shape: Callable[[int, Sequence[str | None]], T], start: int = 0
+) -> Iterator[tuple[int, T | Rejection]]:
     """`shape` over all texts; where it raises, over halves of them, down to the single text it cannot shape.
 
-    Gives (first row, its texts, the result or why there is none). One message must never stop a batch,
+    It is given the number of its first row and the texts. Gives that number, and the result or why there is
+    none. One message must never stop a batch,
     whatever fault of ours or of a library it finds."""
     if not texts:
         return
     try:
-        done = shape(texts)
+        done = shape(start, texts)
     except Exception as exc:  # the boundary around one message: what it raises becomes its rejection
         if len(texts) == 1:
-            yield (
-                start,
-                texts,
-                Rejection(printable(f"{NOT_SHAPED}: {type(exc).__name__}: {exc}", _REASON_CHARS)),
-            )
+            reason = f"{NOT_SHAPED}: {type(exc).__name__}: {exc}"
+            yield start, Rejection(printable(reason, _REASON_CHARS))
             return
     else:
-        yield start, texts, done
+        yield start, done
         return
     middle = len(texts) // 2
     yield from isolated(texts[:middle], shape, start)

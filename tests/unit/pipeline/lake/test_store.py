@@ -16,7 +16,7 @@ from shinar.errors import ConfigError, StoreError
 from shinar.pipeline.batch.journal import BatchId, Manifest, keep_columns, typed_path
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.lake.store import Commit, TableStore, existing_store, open_store
-from shinar.pipeline.typed.types import Column, Columns
+from shinar.pipeline.typed.types import PayloadColumn, PayloadColumns
 
 SHAPE = pa.schema([("id", pa.string()), ("received_at", pa.timestamp("us", tz="UTC"))])
 
@@ -109,7 +109,7 @@ def test_tables_are_listed(store: TableStore) -> None:
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
     open_store(tmp_path, "parquet")
     assert type(open_store(tmp_path)).__name__ == "FolderStore"
-    with pytest.raises(ConfigError, match="holds parquet tables"):
+    with pytest.raises(ConfigError, match="has parquet tables"):
         open_store(tmp_path, "delta")
 
 
@@ -164,14 +164,14 @@ def test_a_file_that_is_gone_is_never_committed(store: TableStore) -> None:
 
 
 def test_columns_of_two_batches_are_joined(store: TableStore) -> None:
-    def told(*columns: Column) -> Manifest:
-        packed = msgspec.Raw(msgspec.json.encode(Columns(columns)))
+    def told(*columns: PayloadColumn) -> Manifest:
+        packed = msgspec.Raw(msgspec.json.encode(PayloadColumns(columns)))
         return Manifest(BatchId("job", "e", 0), (), (), {"typed/t": packed})
 
-    a, b = Column(("a",), "a", "long"), Column(("b",), "b", "string")
+    a, b = PayloadColumn(("a",), "a", "long"), PayloadColumn(("b",), "b", "string")
     keep_columns(store, told(a))
-    keep_columns(store, told(b, Column(("a",), "a", "string")))
-    found = msgspec.json.decode(typed_path(store, "typed/t").read_bytes(), type=Columns)
+    keep_columns(store, told(b, PayloadColumn(("a",), "a", "string")))
+    found = msgspec.json.decode(typed_path(store, "typed/t").read_bytes(), type=PayloadColumns)
     assert found.columns == (a, b)
 
 

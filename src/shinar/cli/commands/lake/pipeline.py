@@ -118,30 +118,29 @@ def run_job(args: argparse.Namespace) -> int:
     config, add_handlers = config_of(job), handlers_of(job)
     config.check_source()
     progress = _JobProgress(args.quiet, config)
-    stopper = Stopper(quiet=args.quiet)
-    with stopper:
-        progress.show("starting Spark")
+    progress.show("starting Spark")
+    try:
+        # Before the signal handlers: Spark installs one of its own.
         spark = spark_session(job.get("master"), job.get("spark"), debug=args.debug)
         from shinar.observe import Metrics
         from shinar.pipeline.pipeline import Pipeline
 
         metrics = Metrics()
-        try:
-            with _served(metrics, settings["metrics_port"]) as alive:
-                pipeline = Pipeline(
-                    spark,
-                    lake=job["lake"],
-                    config=config,
-                    metrics=metrics,
-                    on_batch=progress.batch,
-                    on_wait=lambda: progress.wait(alive),
-                )
-                add_handlers(pipeline)
-                stopper.call(pipeline.stop)
-                with one_sentence(args.debug):
-                    summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
-        finally:
-            progress.close()
+        with _served(metrics, settings["metrics_port"]) as alive:
+            pipeline = Pipeline(
+                spark,
+                lake=job["lake"],
+                config=config,
+                metrics=metrics,
+                on_batch=progress.batch,
+                on_wait=lambda: progress.wait(alive),
+            )
+            add_handlers(pipeline)
+            stopper = Stopper(pipeline.stop, quiet=args.quiet)
+            with stopper, one_sentence(args.debug):
+                summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
+    finally:
+        progress.close()
     _tell(args, summary)
     if stopper.asked:
         return 130
