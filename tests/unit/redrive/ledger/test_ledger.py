@@ -160,3 +160,19 @@ def test_of_two_jobs_on_one_queue_the_second_says_what_it_left(tmp_path: Path) -
     assert len(list(broker.browse("orders"))) == 3
     ledger.close()
     broker.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("kafka://h/orders.dlq?group=a", "kafka://h:9092/orders.dlq?group=b&partitions=3", True),
+        ("redis://:secret@h/0/orders.dlq?lease_s=3", "redis://h:6379/0/other", True),
+        ("redis://h/0/orders.dlq", "redis://h/orders.dlq", True),
+        ("redis://h/0/orders.dlq", "redis://h/1/orders.dlq", False),
+        ("redis://h/0/orders.dlq?layout=laravel", "redis://h/0/orders.dlq", False),
+        ("sqlite:///a/q.db?prefix=x_", "sqlite:///a/q.db?prefix=y_", False),
+    ],
+)
+def test_urls_that_mean_the_same_messages(one: str, other: str, same: bool) -> None:
+    assert (endpoint(parse(one)) == endpoint(parse(other))) is same
+    assert "secret" not in endpoint(parse(one))
