@@ -63,7 +63,7 @@ class Job(msgspec.Struct, frozen=True):
     state: str = JobState.PLANNED
     #: Whether its lines were all written before the first message was sent.
     planned: bool = False
-    #: Digest of the first message that stays: where a turned queue begins again.
+    #: Position, or else digest, of the first message that stays: where a turned queue begins again.
     anchor: str = ""
     #: Ends of the target's logs before the first message was sent, as JSON.
     marks: str = ""
