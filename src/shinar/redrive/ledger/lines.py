@@ -38,6 +38,8 @@ UNCONFIRMED: Final = "unconfirmed"
 
 
 class JobState(StrEnum):
+    #: Its lines are being written: after a crash nobody knows which are missing, and nothing was sent.
+    PLANNING = "planning"
     PLANNED = "planned"
     RUNNING = "running"
     #: Stopped by a person, a crash or the failure ratio; `resume` continues it.
@@ -47,7 +49,7 @@ class JobState(StrEnum):
 
 
 #: Jobs whose open lines are claims: no other job sends those letters.
-CLAIMING: Final = (JobState.PLANNED, JobState.RUNNING, JobState.PAUSED)
+CLAIMING: Final = (JobState.PLANNING, JobState.PLANNED, JobState.RUNNING, JobState.PAUSED)
 
 
 class Job(msgspec.Struct, frozen=True):
