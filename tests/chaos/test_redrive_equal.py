@@ -39,12 +39,12 @@ Live = Callable[..., Any]
 #: source, target ("" for the same broker), planned by reserving first, step of the short form ("" for none)
 ALL_ROWS = [
     ("sqlite", "", False, "publish"),
-    ("phpmq", "", False, "intent"),
+    ("phpmq", "", False, ""),
     ("postgresql", "phpmq", False, "published"),
     ("redis", "", False, "intent"),
     ("redis", "kafka", False, "publish"),
-    ("redis", "phpmq", False, "published"),
-    ("rabbitmq", "", False, "acked"),
+    ("redis", "phpmq", False, ""),
+    ("rabbitmq", "", False, ""),
     ("rabbitmq", "", True, "acked"),
     ("rabbitmq", "redis", True, ""),
     ("sqs", "", False, "acked"),
@@ -143,7 +143,7 @@ def _adds_up(receipt: dict[str, Any], expected: Counter[bytes], place: Place, ta
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("name", ["rabbitmq", "redis", "phpmq"])
+@pytest.mark.parametrize("name", ["rabbitmq", "redis", "phpmq"] if HEAVY else ["rabbitmq"])
 def test_a_polite_stop_loses_no_twin(
     name: str, tmp_path: Path, live_server: Live, request: pytest.FixtureRequest
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_polite_stop_loses_no_twin(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["sqlite", "redis", "kafka", "rabbitmq"])
+@pytest.mark.parametrize("name", ["sqlite", "redis", "kafka", "rabbitmq"] if HEAVY else ["sqlite", "kafka"])
 def test_two_at_once_claim_their_letters(
     name: str, tmp_path: Path, live_server: Live, request: pytest.FixtureRequest
 ) -> None:
