@@ -39,12 +39,12 @@ Live = Callable[..., Any]
 #: source, target ("" for the same broker), planned by reserving first, step of the short form ("" for none)
 ALL_ROWS = [
     ("sqlite", "", False, "publish"),
-    ("phpmq", "", False, "intent"),
+    ("phpmq", "", False, ""),
     ("postgresql", "phpmq", False, "published"),
     ("redis", "", False, "intent"),
     ("redis", "kafka", False, "publish"),
-    ("redis", "phpmq", False, "published"),
-    ("rabbitmq", "", False, "acked"),
+    ("redis", "phpmq", False, ""),
+    ("rabbitmq", "", False, ""),
     ("rabbitmq", "", True, "acked"),
     ("rabbitmq", "redis", True, ""),
     ("sqs", "", False, "acked"),
@@ -115,14 +115,13 @@ def test_killed_at_a_step(
     for step in STEPS if HEAVY else (row[3],):
         code, _ = _run(given, step, 2)
         kills += code == -signal.SIGKILL
-        if step != "claim" or not place.traits.browse:
-            opened = Ledger(ledger)
-            given["job"] = opened.jobs()[0].id
-            opened.close()
+        opened = Ledger(ledger)
+        job = opened.jobs()[0]
+        if job.state == JobState.PLANNING:
+            opened.cancel(job.id)  # nothing was sent, and half a plan cannot be resumed
         else:
-            opened = Ledger(ledger)
-            opened.cancel(opened.jobs()[0].id)  # half a plan claims nothing once it is cancelled
-            opened.close()
+            given["job"] = job.id
+        opened.close()
     assert kills, "nothing was killed"
     code, receipt = _run(given)
     assert code == 0
@@ -144,7 +143,7 @@ def _adds_up(receipt: dict[str, Any], expected: Counter[bytes], place: Place, ta
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("name", ["rabbitmq", "redis", "phpmq"])
+@pytest.mark.parametrize("name", ["rabbitmq", "redis", "phpmq"] if HEAVY else ["rabbitmq"])
 def test_a_polite_stop_loses_no_twin(
     name: str, tmp_path: Path, live_server: Live, request: pytest.FixtureRequest
 ) -> None:
@@ -171,7 +170,7 @@ def test_a_polite_stop_loses_no_twin(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["sqlite", "redis", "kafka", "rabbitmq"])
+@pytest.mark.parametrize("name", ["sqlite", "redis", "kafka", "rabbitmq"] if HEAVY else ["sqlite", "kafka"])
 def test_two_at_once_claim_their_letters(
     name: str, tmp_path: Path, live_server: Live, request: pytest.FixtureRequest
 ) -> None:

@@ -137,7 +137,7 @@ class Redrive:
             except BaseException:
                 self.ledger.cancel(job.id, "not planned to its end")
                 raise
-            self.ledger.remember_anchor(job.id, plan.anchor)
+            self.ledger.planned(job.id, plan.anchor)
             return self.ledger.job(job.id), plan
 
     def _planned(self, route: RedriveRoute, record: Record, job_id: str = "", *, reserve: bool) -> Plan:
@@ -166,6 +166,7 @@ class Redrive:
             queue=self.queue,
             target=self.target_url.masked,
             spec=msgspec.json.encode(self.spec).decode(),
+            state=JobState.PLANNING if planned else JobState.PLANNED,
             planned=planned,
             source_key=endpoint(self.url),
         )

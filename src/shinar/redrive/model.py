@@ -8,7 +8,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from shinar.brokers.url import SECRET_OPTIONS, BrokerUrl
+from shinar.brokers.registry import ROWS
+from shinar.brokers.url import BrokerUrl
 
 #: Redrives of one message after which it is not sent back any more.
 LOOP_LIMIT = 2
@@ -18,6 +19,20 @@ MAYBE_TWICE: Final = "maybe twice"
 CLAIMED: Final = "claimed"
 #: Kind of `why` of a letter that another redrive has sent back.
 ALREADY: Final = "already sent"
+
+#: URL options that decide which messages are meant; all others only say how they are read.
+_PLACE_OPTIONS: Final = frozenset(
+    {
+        "access_key",
+        "connection_string_env",
+        "endpoint",
+        "hash_tags",
+        "layout",
+        "prefix",
+        "profile",
+        "subscription",
+    }
+)
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -111,15 +126,12 @@ def kind_of(why: str) -> str:
 
 
 def endpoint(url: BrokerUrl) -> str:
-    """Which server a URL means, whoever asks and however patiently: without user, secrets, queue and the
-    options that only set times."""
+    """Which messages a URL means, whoever asks and however: without user, secrets and queue, and without the
+    options that only say how to read them (leases, consumer groups, sizes)."""
     server = url.netloc if "," in url.netloc else f"{url.host}:{url.port or url.usual_port}"
-    kept = {
-        name: value
-        for name, value in sorted(url.options.items())
-        if not name.endswith("_s") and name not in SECRET_OPTIONS
-    }
-    return f"{url.scheme}://{server}/{url.path.lstrip('/')}" + (f"?{urlencode(kept)}" if kept else "")
+    kept = {name: value for name, value in sorted(url.options.items()) if name in _PLACE_OPTIONS}
+    home = url.path or ROWS[url.scheme].home
+    return f"{url.scheme}://{server}/{home.lstrip('/')}" + (f"?{urlencode(kept)}" if kept else "")
 
 
 def _kinds(whys: Mapping[str, int]) -> dict[str, int]:

@@ -51,7 +51,7 @@ class Plan(msgspec.Struct):
     #: Of the sendable ones: sent back before, they died again.
     died_again: int = 0
     sample: list[Shown] = []
-    #: Digest of the first message that stays.
+    #: Position, or else digest, of the first message that stays.
     anchor: str = ""
     #: Reserved by somebody at the time, or by a run that was killed: not looked at.
     reserved: int = 0
@@ -82,8 +82,8 @@ def make_plan(
         plan.looked += len(page)
         lines = record(_lines(plan, picked, checks, limit))
         _count(plan, lines, {name: letter for letter, name in picked})
-        going = {line.digest for line in lines if line.state == LineState.PLANNED}
-        plan.anchor = plan.anchor or next((x.digest for x in names if x.digest not in going), "")
+        going = {line.name for line in lines if line.state == LineState.PLANNED}
+        plan.anchor = plan.anchor or next((x.position or x.digest for x in names if x not in going), "")
         if limit is not None and plan.selected >= limit and plan.anchor:
             plan.complete = False
             break

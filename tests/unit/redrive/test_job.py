@@ -369,6 +369,22 @@ def test_identical_twins_are_two_messages(url: str, broker: Broker, ledger: Ledg
     assert bodies(broker, "orders") == [redrive_copy(twin)] * 2
 
 
+def test_the_order_of_identical_letters_survives_a_kill(ledger: Ledger, tmp_path: Path) -> None:
+    """The queue was turned as far as the second X when the run was killed: X b X a is put right again."""
+    place = f"sqlite://{tmp_path}/q.db?queue=orders.dlq"
+    broker = connect(place)
+    stays, first, second, goes = (body(n, "orders") for n in (1, 2, 3, 0))
+    order = [stays, first, stays, second]
+    broker.publish("orders.dlq", [Outgoing(one) for one in (*order, goes)])
+    job, _ = Redrive(place, Spec(where="data.n = 0"), ledger=ledger).prepare()
+    broker.release(broker.reserve("orders.dlq", 2, 0))
+    assert bodies(broker, "orders.dlq") == [stays, second, goes, stays, first]
+    kill(ledger, job.id)
+    assert Redrive(place, Spec(where="data.n = 0"), ledger=ledger).resume(job.id).published == 1
+    assert bodies(broker, "orders.dlq") == order
+    broker.close()
+
+
 def test_a_rehearsal_touches_nothing(url: str, broker: Broker, ledger: Ledger) -> None:
     planted = plant(broker, "orders.dlq", "orders", 24)
     effects: list[int] = []

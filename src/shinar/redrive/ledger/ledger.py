@@ -102,6 +102,10 @@ class Ledger(History):
         """Become the only runner of a job; True if the runner before was killed or has been silent."""
         me = this_process()
         current = self.job(job.id)
+        if current.state == JobState.PLANNING:
+            raise UsageError(
+                f"redrive {job.id} was not planned to its end, and nothing was sent; cancel it and start anew"
+            )
         crashed = current.state == JobState.RUNNING and current.runner != me
         if crashed and self.alive(current):
             raise UsageError(
@@ -120,8 +124,9 @@ class Ledger(History):
     def show_life(self, job_id: str) -> None:
         self._change(job_id, seen_ms=self.clock.epoch_ms())
 
-    def remember_anchor(self, job_id: str, anchor: str) -> None:
-        self._change(job_id, anchor=anchor)
+    def planned(self, job_id: str, anchor: str) -> None:
+        """All its lines are written."""
+        self._change(job_id, state=JobState.PLANNED, anchor=anchor)
 
     def remember_marks(self, job_id: str, marks: str) -> None:
         self._change(job_id, marks=marks)

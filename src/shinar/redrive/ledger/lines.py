@@ -38,6 +38,8 @@ UNCONFIRMED: Final = "unconfirmed"
 
 
 class JobState(StrEnum):
+    #: Its lines are being written: after a crash nobody knows which are missing, and nothing was sent.
+    PLANNING = "planning"
     PLANNED = "planned"
     RUNNING = "running"
     #: Stopped by a person, a crash or the failure ratio; `resume` continues it.
@@ -47,7 +49,7 @@ class JobState(StrEnum):
 
 
 #: Jobs whose open lines are claims: no other job sends those letters.
-CLAIMING: Final = (JobState.PLANNED, JobState.RUNNING, JobState.PAUSED)
+CLAIMING: Final = (JobState.PLANNING, JobState.PLANNED, JobState.RUNNING, JobState.PAUSED)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -63,7 +65,7 @@ class Job(msgspec.Struct, frozen=True):
     state: str = JobState.PLANNED
     #: Whether its lines were all written before the first message was sent.
     planned: bool = False
-    #: Digest of the first message that stays: where a turned queue begins again.
+    #: Position, or else digest, of the first message that stays: where a turned queue begins again.
     anchor: str = ""
     #: Ends of the target's logs before the first message was sent, as JSON.
     marks: str = ""

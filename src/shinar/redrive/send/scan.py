@@ -172,12 +172,13 @@ class QueuePass:
     def depth(self) -> int:
         return self._broker.depth(self._queue).ready or 0
 
-    def find(self, digest: str) -> int | None:
-        """How many messages are before the first one with this digest; None when it is not there."""
-        if not digest:
+    def find(self, anchor: str) -> int | None:
+        """How many messages are before the first one with this position or digest; None when it is not
+        there."""
+        if not anchor:
             return None
         for at, delivery in enumerate(browse(self._broker, self._queue, clock=self._clock)):
-            if name_of(delivery, self._broker.traits).digest == digest:
+            if anchor in name_of(delivery, self._broker.traits):
                 return at
         return None
 

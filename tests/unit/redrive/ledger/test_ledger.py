@@ -15,7 +15,7 @@ import pytest
 
 from redrive_letters import body, plant
 from shinar.brokers import Outgoing, connect, parse
-from shinar.errors import ConfigError, StoreError
+from shinar.errors import ConfigError, StoreError, UsageError
 from shinar.redrive import Job, JobState, Ledger, Line, LineState, Redrive, Spec
 from shinar.redrive.ledger.lines import reopened
 from shinar.redrive.model import endpoint
@@ -160,3 +160,37 @@ def test_of_two_jobs_on_one_queue_the_second_says_what_it_left(tmp_path: Path) -
     assert len(list(broker.browse("orders"))) == 3
     ledger.close()
     broker.close()
+
+
+def test_half_a_plan_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count as done with the lines that were written before the kill."""
+    url = f"memory://{uuid.uuid4().hex}/orders.dlq"
+    broker = connect(url)
+    plant(broker, "orders.dlq", "orders", 300)
+    ledger = Ledger(tmp_path / "ledger.db")
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "planned", lambda *_: None)  # killed before that
+        half, _ = Redrive(url, ledger=ledger).prepare()
+    with pytest.raises(UsageError, match="not planned to its end"):
+        Redrive(url, ledger=ledger).resume(half.id)
+    assert ledger.job(half.id).state == JobState.PLANNING
+    ledger.cancel(half.id)
+    assert Redrive(url, ledger=ledger).run().published == 250
+    ledger.close()
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("kafka://h/orders.dlq?group=a", "kafka://h:9092/orders.dlq?group=b&partitions=3", True),
+        ("redis://:secret@h/0/orders.dlq?lease_s=3", "redis://h:6379/0/other", True),
+        ("redis://h/0/orders.dlq", "redis://h/orders.dlq", True),
+        ("redis://h/0/orders.dlq", "redis://h/1/orders.dlq", False),
+        ("redis://h/0/orders.dlq?layout=laravel", "redis://h/0/orders.dlq", False),
+        ("sqlite:///a/q.db?prefix=x_", "sqlite:///a/q.db?prefix=y_", False),
+    ],
+)
+def test_urls_that_mean_the_same_messages(one: str, other: str, same: bool) -> None:
+    assert (endpoint(parse(one)) == endpoint(parse(other))) is same
+    assert "secret" not in endpoint(parse(one))
