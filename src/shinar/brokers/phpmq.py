@@ -42,6 +42,7 @@ OPTIONS: Final = frozenset(
 
 #: What settles a delivery: its batch's token and its own key.
 Receipt = tuple[int, int]
+RECEIPT: Final = Receipt
 T = TypeVar("T")
 
 
@@ -53,6 +54,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001),
         portable_receipts=True,
+        stable_position=True,
         atomic_move=True,
         release_counts=True,
     )

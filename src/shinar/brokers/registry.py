@@ -6,7 +6,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from shinar.brokers.contract import Broker, Delivery
 from shinar.brokers.url import BrokerUrl, PathRule
@@ -103,6 +103,12 @@ def known_options(url: BrokerUrl) -> frozenset[str]:
     return _load(_row(url.scheme)).OPTIONS
 
 
+def receipt_type(url: BrokerUrl) -> Any:
+    """What a receipt of this broker is, so that another process can read it back; ask `traits` first whether
+    receipts are portable."""
+    return _load(_row(url.scheme)).RECEIPT
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The log behind a broker whose Traits say `replayable`, read by offsets and outside any group."""
@@ -142,6 +148,8 @@ class _Module:
     """Shape of a broker module, for the type checker."""
 
     OPTIONS: frozenset[str]
+    #: Only where Traits.portable_receipts: plain values, or a msgspec Struct of them.
+    RECEIPT: Any
 
     @staticmethod
     def traits(url: BrokerUrl) -> Traits: ...  # type: ignore[empty-body]  # shape only

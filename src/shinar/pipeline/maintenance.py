@@ -55,6 +55,8 @@ class Status(msgspec.Struct, frozen=True):
     messages: int
     quarantine: int
     duplicates: int
+    #: Of these, rows that may repeat an earlier one: see the column `redelivery`.
+    possible_redeliveries: int
     last_received_at: datetime | None
     #: Batches decided but not committed everywhere; the next run of their job finishes them.
     unfinished: tuple[str, ...]
@@ -68,7 +70,10 @@ class Status(msgspec.Struct, frozen=True):
 
 def status(store: Store) -> Status:
     batches = _batches(store)
-    sums = {name: int(pc.sum(batches[name]).as_py() or 0) for name in ("received", *_PARTS)}
+    sums = {
+        name: int(pc.sum(batches[name]).as_py() or 0)
+        for name in ("received", *_PARTS, "possible_redeliveries")
+    }
     return Status(
         tables=tuple(table_status(store, name) for name in store.tables()),
         batches=len(pc.unique(batches["batch"])),
@@ -83,7 +88,8 @@ _PARTS: Final = ("messages", "quarantine", "duplicates")
 
 
 def _batches(store: Store) -> pa.Table:
-    parts = [pq.read_table(path, columns=CORE["batches"].names) for path in store.files("batches")]
+    # By the schema: files of earlier versions lack the newer columns, which are null then.
+    parts = [pq.read_table(path, schema=CORE["batches"]) for path in store.files("batches")]
     return pa.concat_tables(parts) if parts else CORE["batches"].empty_table()
 
 

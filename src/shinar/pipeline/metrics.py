@@ -29,6 +29,7 @@ class Figures:
         for balance in manifest.balances:
             where = {"job": self._job, "queue": balance.queue}
             add("shinar_pipeline_received_total", balance.received, **where)
+            add("shinar_pipeline_possible_redeliveries_total", balance.possible_redeliveries, **where)
             for table in ("messages", "quarantine", "duplicates", "dead_letters"):
                 add("shinar_pipeline_rows_total", getattr(balance, table), table=table, **where)
 
@@ -40,8 +41,10 @@ class Figures:
             latest = _offset(source.latestOffset)
             for queue, left in lag_of(latest, _offset(source.endOffset)).items():
                 self._metrics.put("shinar_pipeline_lag", left, job=self._job, queue=queue)
-            if "came_again" in latest:
-                self._metrics.put("shinar_pipeline_came_again", latest["came_again"], job=self._job)
+            if "redelivered" in latest:
+                self._metrics.put("shinar_pipeline_redelivered", latest["redelivered"], job=self._job)
+                # The former name; the next version drops it.
+                self._metrics.put("shinar_pipeline_came_again", latest["redelivered"], job=self._job)
 
 
 def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
@@ -51,7 +54,8 @@ def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
     position has no queue)."""
     if "lag" in latest:
         taken: Counter[str] = Counter()
-        for queue, rows, _ in end.get("shares", ()):
+        # Checkpoints of earlier versions call the partitions shares.
+        for queue, rows, _ in end.get("partitions") or end.get("shares") or ():
             taken[queue] += rows
         known = {queue: depth["ready"] for queue, depth in latest["lag"].items()}
         return {queue: max(0, ready - taken[queue]) for queue, ready in known.items() if ready is not None}

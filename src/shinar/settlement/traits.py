@@ -69,7 +69,11 @@ class Traits:
     max_lease_s: float | None = None
     #: A reservation ends by time alone: it outlives connections, and restarts of the server.
     lasting_lease: bool = False
-    #: ack, release and extend work from another process that holds the pickled receipt.
+    #: `Delivery.position` is the server's own name for the message: every delivery of it has the same, and no
+    #: other message of the queue ever does. False where there is none (Redis, RabbitMQ) or the producer
+    #: chose it (Artemis).
+    stable_position: bool = False
+    #: ack, release and extend work from another process that holds the receipt.
     portable_receipts: bool = False
     #: `move` publishes the copy and settles the original in one atomic step.
     atomic_move: bool = False

@@ -63,6 +63,7 @@ def traits(url: BrokerUrl) -> Traits:
         name=BROKER,
         binding=BROKER,
         replayable=True,
+        stable_position=True,
         key=True,
         delay=bool(tiers_ms),
         max_delay_s=tiers_ms[-1] / 1000 if tiers_ms else 0.0,

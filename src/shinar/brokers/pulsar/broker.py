@@ -68,6 +68,7 @@ def traits(url: BrokerUrl) -> Traits:
         max_body_bytes=int(url.number("max_body_bytes", DEFAULT_BODY_BYTES, least=1)),
         attempts="property_max",
         count_base=0,
+        stable_position=True,
         gate_property="bq-schema-version",
         release_to="front",
         browse=bool(url.option("admin")),
@@ -324,7 +325,7 @@ def _delivery(message: Any, queue: str, receipt: Receipt | None, now_ms: int) ->
         message.redelivery_count(),
         now_ms,
         None,
-        f"{place.ledger_id()}:{place.entry_id()}",
+        f"{place.ledger_id()}:{place.entry_id()}:{place.batch_index()}",
     )
 
 

@@ -33,6 +33,7 @@ from shinar.errors import (
 )
 from shinar.settlement.traits import Traits
 
+RECEIPT: Final = Reservation
 OPTIONS: Final = frozenset(
     {
         "layout", "laravel", "prefix", "retry_after", "lease_s", "adopt_s", "migration_batch_size",

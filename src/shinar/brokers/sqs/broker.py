@@ -26,21 +26,12 @@ from shinar.settlement.traits import Traits
 
 log = logging.getLogger(__name__)
 
-OPTIONS = frozenset(
-    {
-        "access_key",
-        "connections",
-        "content_dedup",
-        "declare",
-        "endpoint",
-        "group",
-        "lease_s",
-        "max_body",
-        "profile",
-        "secret_key",
-        "session_token",
-    }
-)
+OPTIONS = frozenset({
+    "access_key", "connections", "content_dedup", "declare", "endpoint", "group", "lease_s", "max_body",
+    "profile", "secret_key", "session_token",
+})  # fmt: skip
+#: The receipt handle.
+RECEIPT: Final = str
 
 #: Seconds a message stays invisible unless extended.
 DEFAULT_LEASE_S: Final = 60
@@ -90,6 +81,7 @@ def traits(url: BrokerUrl) -> Traits:
         max_lease_s=float(MAX_VISIBILITY_S),
         lasting_lease=True,
         portable_receipts=True,
+        stable_position=True,
         release_counts=True,
         browse=False,
         depth_lags=True,
