@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
@@ -18,6 +19,7 @@ from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, ConfigError, PublishFailed
+from shinar.phpmq import archive
 from shinar.phpmq.client import NAME, Address, Client
 from shinar.phpmq.protocol import extension as ext
 from shinar.settlement.traits import Traits
@@ -311,3 +313,20 @@ def address(url: BrokerUrl) -> Address:
         tls=tls_context(url) if url.scheme == "phpmqs" else None,
         token=token,
     )
+
+
+# -- the log in the server's own folder (`shinar broker serve --archive`)
+
+log_bounds = archive.bounds
+
+
+def read_log(folder: Path, start: int, end: int, queues: Collection[str] = ()) -> Iterator[Delivery]:
+    for found in archive.read(folder, start, end, queues):
+        yield Delivery(
+            body=found.body,
+            queue=found.queue,
+            headers=found.headers,
+            key=found.key,
+            received_ms=found.settled_ms,
+            position=str(found.position),
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from shinar.brokers.contract import Broker, Delivery
@@ -28,11 +29,13 @@ class Row:
     #: The port and the server's part of the path that a URL means which does not say them.
     port: int = 0
     home: str = ""
+    #: File that marks this broker's own data folder, where it keeps a log that can be read again.
+    log_file: str = ""
 
 
 ROWS: Final[dict[str, Row]] = {
     "memory": Row("memory", "", "", "queue"),
-    "phpmq": Row("phpmq", "", "", "queue", 9100),
+    "phpmq": Row("phpmq", "", "", "queue", 9100, log_file="broker.sqlite"),
     "phpmqs": Row("phpmq", "", "", "queue", 9100),
     "phpmq+unix": Row("phpmq", "", "", "file"),
     "sqlite": Row("sql.broker", "", "", "file"),
@@ -127,6 +130,28 @@ def replay(url: str | BrokerUrl) -> Replay:
     return Replay(module.offsets, module.read_range, module.commit_group)
 
 
+@dataclass(frozen=True, slots=True)
+class FolderLog:
+    """Acknowledged messages that a broker keeps in its own folder. A range of positions is always the same
+    messages."""
+
+    #: Name of the broker.
+    broker: str
+    #: folder -> (first position still kept, position that the next message will get)
+    bounds: Callable[[Path], tuple[int, int]]
+    #: (folder, start, end, queues or none for all) -> the messages at start <= position < end
+    read: Callable[[Path, int, int, Collection[str]], Iterator[Delivery]]
+
+
+def folder_log(folder: str | Path) -> FolderLog | None:
+    """The log in this folder, without a connection; None where it is not a broker's folder."""
+    for row in ROWS.values():
+        if row.log_file and Path(folder, row.log_file).is_file():
+            module = _load(row)
+            return FolderLog(module.NAME, module.log_bounds, module.read_log)
+    return None
+
+
 def _row(scheme: str) -> Row:
     try:
         return ROWS[scheme]
@@ -161,3 +186,8 @@ class _Module:
     offsets: Callable[[BrokerUrl, str], dict[int, tuple[int, int]]]
     read_range: Callable[[BrokerUrl, str, int, int, int], Iterator[list[Delivery]]]
     commit_group: Callable[[BrokerUrl, str, Mapping[int, int]], None]
+
+    # Only where Row.log_file.
+    NAME: str
+    log_bounds: Callable[[Path], tuple[int, int]]
+    read_log: Callable[[Path, int, int, Collection[str]], Iterator[Delivery]]

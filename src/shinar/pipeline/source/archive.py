@@ -11,7 +11,7 @@ import glob
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shinar.brokers.contract import Delivery
+from shinar.brokers.registry import FolderLog, folder_log
 from shinar.errors import ConfigError, StoreError
-from shinar.phpmq import archive as broker_log
-from shinar.phpmq.schema import DATA_FILE
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch
 from shinar.pipeline.source.filters import Test, passing, worth_judging
@@ -36,7 +36,7 @@ from shinar.pipeline.source.wal.segments import BEGUN, read_segment
 PARTITION_BYTES: Final = 32 << 20
 #: Rows judged and handed on together.
 ROWS: Final = 8_192
-#: Positions of the embedded broker's log per task.
+#: Positions of a broker's log per task.
 LOG_ROWS: Final = 50_000
 #: Columns an archive may hold beside the body.
 _DELIVERY: Final = tuple(column.name for column in schema.FROM_DELIVERY)
@@ -114,7 +114,7 @@ def _files(path: str) -> list[str]:
             "use shinar.pipeline.rows.validate.judged_frame",
             setting="path",
         )
-    if os.path.isfile(os.path.join(path, DATA_FILE)) or os.path.isfile(path):
+    if os.path.isfile(path) or folder_log(path) is not None:
         return [path]
     if os.path.isdir(path):
         inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
@@ -310,22 +310,37 @@ def _read_segments(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
         yield chunk.rows
 
 
-# -- the log of acknowledged messages the embedded broker keeps (`shinar broker serve --archive`)
+# -- the log of acknowledged messages that a broker keeps in its folder
 
 
 def _plan_log(path: str, step: int) -> list[ArchivePartition]:
-    first, end = broker_log.bounds(Path(path))
+    first, end = open_log(path).bounds(Path(path))
     starts = range(first, end, LOG_ROWS)
     return [ArchivePartition(path, "broker", start, min(start + LOG_ROWS, end)) for start in starts]
 
 
 def _read_log(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
-    found = broker_log.read(Path(part.path), part.start, part.end)
+    return read_log_range(part.path, part.start, part.end)
+
+
+def open_log(folder: str) -> FolderLog:
+    found = folder_log(folder)
+    if found is None:
+        raise StoreError(f"{folder} is not a broker's data folder; name the folder given to --data")
+    return found
+
+
+def read_log_range(
+    folder: str, start: int, end: int, queues: Collection[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Raw rows of a broker's log, to be validated."""
+    log = open_log(folder)
+    found = log.read(Path(folder), start, end, queues)
     while messages := list(islice(found, ROWS)):
-        yield log_batch(messages)
+        yield _log_batch(messages, log.broker)
 
 
-def log_batch(messages: list[broker_log.Archived]) -> pa.RecordBatch:
+def _log_batch(messages: Sequence[Delivery], broker: str) -> pa.RecordBatch:
     headers = [list(m.headers.items()) if m.headers else None for m in messages]
     return pa.record_batch(
         {
@@ -333,9 +348,9 @@ def log_batch(messages: list[broker_log.Archived]) -> pa.RecordBatch:
             "queue": pa.array([m.queue for m in messages], pa.string()),
             "headers": pa.array(headers, pa.map_(pa.string(), pa.string())),
             "key": pa.array([m.key for m in messages], pa.binary()),
-            "position": pa.array([str(m.position) for m in messages], pa.string()),
-            "broker": pa.array(["phpmq"] * len(messages), pa.string()),
-            "received_at": pa.array([m.settled_ms * 1000 for m in messages], pa.timestamp("us", tz="UTC")),
+            "position": pa.array([m.position for m in messages], pa.string()),
+            "broker": pa.array([broker] * len(messages), pa.string()),
+            "received_at": pa.array([m.received_ms * 1000 for m in messages], pa.timestamp("us", tz="UTC")),
         }
     )
 

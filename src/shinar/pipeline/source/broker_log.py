@@ -1,13 +1,12 @@
 """A stream from the log that a broker keeps in its folder: positions are offsets, nothing is acknowledged.
 
-An offset is {"position": next position}. Uses two functions of the log, `bounds` and `read`.
+An offset is {"position": next position}. Uses `registry.FolderLog` only.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ import pyarrow as pa
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import StoreError
-from shinar.phpmq import archive as broker_log
 from shinar.pipeline.rows.validate import judged_batch
-from shinar.pipeline.source.archive import LOG_ROWS, ROWS, log_batch
+from shinar.pipeline.source.archive import LOG_ROWS, open_log, read_log_range
 from shinar.pipeline.source.options import LogOptions
 
 log: Final = logging.getLogger("shinar.pipeline")
@@ -31,6 +29,7 @@ class LogPlanner:
         self._options = options
         self._clock = clock
         self._folder = Path(options.path)
+        self._log = open_log(options.path)
         self._bounds = (0, 0)
         self._looked_s: float | None = None
         self._target: int | None = None
@@ -86,12 +85,11 @@ class LogPlanner:
     def _look(self) -> tuple[int, int]:
         now_s = self._clock.monotonic_s()
         if self._looked_s is None or now_s - self._looked_s >= POLL_S:
-            self._bounds = broker_log.bounds(self._folder)
+            self._bounds = self._log.bounds(self._folder)
             self._looked_s = now_s
         return self._bounds
 
 
 def read_log(part: tuple[int, int], options: LogOptions) -> Iterator[pa.RecordBatch]:
-    found = broker_log.read(Path(options.path), part[0], part[1], options.queues)
-    while messages := list(islice(found, ROWS)):
-        yield judged_batch(log_batch(messages))
+    for batch in read_log_range(options.path, part[0], part[1], options.queues):
+        yield judged_batch(batch)
