@@ -99,9 +99,7 @@ def test_speculative_twins(tmp_path: Path):
     twins = [event for event in task_starts(events) if event["Task Info"]["Speculative"]]
     assert twins, "Spark started no task twice: the test has shown nothing"
     assert overtaken, "no twin won a race while the other held its reservations"
-    print(
-        f"\n{len(twins)} speculative tasks, {overtaken} of them captured a partition that a stopped task had begun"
-    )
+    print(f"\n{len(twins)} speculative tasks, {overtaken} captured a partition that a stopped task had begun")
 
 
 def stop_and_go(on: Cluster, run: Run, times: int) -> int:

@@ -226,6 +226,7 @@ def test_rabbitmq(tmp_path: Path, server):
         survive(tmp_path, server.url, restarts, kills=KILLS if HEAVY else 2, seed=2)
 
 
+@pytest.mark.skipif(not HEAVY, reason="minutes: set SHINAR_HEAVY=1")
 @pytest.mark.live("redis")
 def test_redis(tmp_path: Path, server):
     def crash() -> None:
@@ -234,8 +235,7 @@ def test_redis(tmp_path: Path, server):
 
     url = f"{server.url}{'&' if '?' in server.url else '?'}lease_s=30"
     with emptied(url):
-        restarts = [lambda: _restart(server), crash] if HEAVY else [crash]
-        survive(tmp_path, url, restarts, kills=KILLS if HEAVY else 2, seed=3)
+        survive(tmp_path, url, [lambda: _restart(server), crash], seed=3)
 
 
 @pytest.mark.skipif(not HEAVY, reason="minutes: set SHINAR_HEAVY=1")
