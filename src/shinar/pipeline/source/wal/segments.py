@@ -36,6 +36,8 @@ _WRITE: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _RECEIPTS: Final = b"shinar.receipts.2"
 _PICKLED_RECEIPTS: Final = b"shinar.receipts"
 _BATCH: Final = "batch-"
+#: Folder of what attempts have reserved so far.
+ATTEMPTS: Final = "attempts"
 _PART: Final = "part-"
 #: The file that says that an epoch has begun.
 BEGUN: Final = "begun"
@@ -79,7 +81,7 @@ class Attempt:
         if not ref.folder.is_dir():
             raise Fenced(f"batch {ref.batch} is committed already; this attempt read nothing")
         name = f"{ref.batch}-{ref.partition}-{uuid.uuid4().hex}.arrow"
-        self._path = Path(ref.root, "attempts", name)
+        self._path = Path(ref.root, ATTEMPTS, name)
         self._file = pa.OSFile(str(self._path), "wb")
         self._writer = pa.ipc.new_stream(self._file, schema.ARROW, options=_WRITE)
 
@@ -134,7 +136,7 @@ class Landing:
         folder = self.segment(batch, 0).folder
         if folder.is_dir():
             return
-        for path in (self._root / "attempts", folder):
+        for path in (self._root / ATTEMPTS, folder):
             path.mkdir(parents=True, exist_ok=True)
         durable.sync(self._root)
 
@@ -148,7 +150,7 @@ class Landing:
 
     def left_attempts(self, batch: int) -> list[Path]:
         """Files of attempts at this batch that ended without removing them."""
-        return sorted((self._root / "attempts").glob(f"{batch}-*.arrow"))
+        return sorted((self._root / ATTEMPTS).glob(f"{batch}-*.arrow"))
 
     def committed(self) -> int:
         try:
@@ -187,6 +189,14 @@ def open_segments(root: str) -> list[SegmentRef]:
         SegmentRef(root, int(path.parent.name.removeprefix(_BATCH)), int(path.stem.removeprefix(_PART)))
         for path in paths
     ]
+
+
+def attempts_of(ref: SegmentRef) -> list[tuple[Path, SegmentRef]]:
+    """Files of attempts at any partition of this batch, and the segment that each of them is for."""
+    found = []
+    for path in Path(ref.root, ATTEMPTS).glob(f"{ref.batch}-*.arrow"):
+        found.append((path, SegmentRef(ref.root, ref.batch, int(path.stem.split("-")[1]))))
+    return found
 
 
 def read_segment(path: Path | str) -> Iterator[Chunk]:

@@ -19,6 +19,7 @@ from typing import Final
 
 from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
+from shinar.pipeline.rows.chunk import Chunk
 from shinar.pipeline.rows.delivery_rows import named_messages
 from shinar.pipeline.source.wal.redelivery import (
     FINGERPRINT_BYTES,
@@ -26,7 +27,14 @@ from shinar.pipeline.source.wal.redelivery import (
     Sifted,
     fingerprint,
 )
-from shinar.pipeline.source.wal.segments import SegmentRef, open_segments, read_segment
+from shinar.pipeline.source.wal.segments import (
+    ATTEMPTS,
+    SegmentRef,
+    attempts_of,
+    open_segments,
+    read_left_attempt,
+    read_segment,
+)
 from shinar.settlement.traits import Traits
 
 #: How long a message may be delivered again: a week, as far as a stream's dedupe looks back. Longer than any
@@ -59,6 +67,10 @@ class UnsettledLog:
         for ref in open_segments(self._ref.root):
             if ref != self._ref and not ref.settled.exists() and self._may_have_lapsed(ref.path):
                 found.setdefault(_name(ref), self._load(ref.path))
+        # A task that stopped just before it publishes may still do so when its leases are over.
+        for path, ref in attempts_of(self._ref) if self._leases_tell else []:
+            if ref.partition != self._ref.partition and self._may_have_lapsed(path):
+                found[_name(ref)] = found.get(_name(ref), Counter()) | self._load(path)
         return found
 
     def marked(self) -> Marked:
@@ -98,16 +110,19 @@ class UnsettledLog:
             if max(path.stat().st_mtime for path in (folder, *folder.iterdir())) < end_s:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _may_have_lapsed(self, segment: Path) -> bool:
-        """Whether a neighbour's reservations can have ended since it published its segment.
+    @property
+    def _leases_tell(self) -> bool:
+        """A stable position is proof, and a lost connection has no term: there a lease says nothing."""
+        return self._traits.lasting_lease and not self._traits.stable_position
 
-        It renewed them before a third of the lease had gone, so for half a lease they are safe. A stable
-        position is proof, and a lost connection has no term: there the age says nothing."""
-        traits = self._traits
-        if traits.stable_position or not (traits.lasting_lease and traits.lease_s):
+    def _may_have_lapsed(self, path: Path) -> bool:
+        """Whether the reservations of another task can have ended since it last wrote to `path`.
+
+        It renewed them before a third of the lease had gone, so for half a lease they are safe."""
+        if not (self._leases_tell and self._traits.lease_s):
             return True
         try:
-            return self._clock.epoch_s() - segment.stat().st_mtime > traits.lease_s / 2
+            return self._clock.epoch_s() - path.stat().st_mtime > self._traits.lease_s / 2
         except FileNotFoundError:
             return False
 
@@ -115,12 +130,17 @@ class UnsettledLog:
         try:
             key = (path, path.stat().st_size)
             if key not in self._read:
-                segment = path.suffix == ".arrow"
-                prints = segment_fingerprints(path, self._traits) if segment else _split(path.read_bytes())
-                self._read[key] = Counter(prints)
+                self._read[key] = Counter(self._prints(path))
             return self._read[key]
         except FileNotFoundError:
             return Counter()  # its batch was committed, or it was forgotten, just now
+
+    def _prints(self, path: Path) -> Iterable[bytes]:
+        if path.suffix != ".arrow":
+            return _split(path.read_bytes())
+        # An attempt's file is still being written; a segment must be whole.
+        chunks = read_left_attempt(path) if path.parent.name == ATTEMPTS else read_segment(path)
+        return _fingerprints(chunks, self._traits)
 
 
 #: Files that `counts` sums up.
@@ -128,7 +148,11 @@ _COUNTED: Final = ("known", "*.possible")
 
 
 def segment_fingerprints(path: Path, traits: Traits) -> Iterator[bytes]:
-    for chunk in read_segment(path):
+    return _fingerprints(read_segment(path), traits)
+
+
+def _fingerprints(chunks: Iterable[Chunk], traits: Traits) -> Iterator[bytes]:
+    for chunk in chunks:
         for queue, position, body in named_messages(chunk.rows):
             yield fingerprint(queue, position, body, traits)
 

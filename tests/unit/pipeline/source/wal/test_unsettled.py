@@ -197,6 +197,37 @@ def test_a_task_that_stops_before_its_ack_swallows_nothing(server, tmp_path, mon
 
 
 @pytest.mark.live("redis")
+def test_a_task_that_stops_before_it_publishes_is_compared_too(server, tmp_path, monkeypatch):
+    """Its leases were good when it looked, and are over when it goes on and publishes."""
+    queue = f"unsettled.{uuid.uuid4().hex}"
+    url = f"{server.url}{'&' if '?' in server.url else '?'}lease_s=2"
+    bodies = bodies_of(20)
+    broker = published(url, queue, bodies)
+    options = options_of(tmp_path, url, queue)
+    _, (first, second) = two_partitions(tmp_path, queue, 20)
+    honest, stopped, go_on = segments.Attempt.publish, threading.Event(), threading.Event()
+
+    def stops(self) -> bool:
+        monkeypatch.setattr(segments.Attempt, "publish", honest)
+        stopped.set()
+        go_on.wait(60)
+        return honest(self)
+
+    monkeypatch.setattr(segments.Attempt, "publish", stops)
+    captured: list[bytes] = []
+    task = threading.Thread(target=lambda: captured.extend(read(first, options)))
+    task.start()
+    assert stopped.wait(60)
+    time.sleep(3.5)
+    again = rows_of(second, options)
+    go_on.set()
+    task.join()
+    assert Counter(captured) == Counter(bodies)
+    assert Counter(again) == Counter((body, POSSIBLE) for body in bodies)
+    broker.close()
+
+
+@pytest.mark.live("redis")
 def test_messages_of_equal_bytes_are_not_marked_while_leases_last(server, tmp_path, monkeypatch):
     """Between a segment and its ack there is always a moment: no reason to doubt what comes in meanwhile."""
     queue = f"unsettled.{uuid.uuid4().hex}"
