@@ -308,6 +308,15 @@ def test_records_are_forgotten_after_a_week(tmp_path):
     assert (kept.unsettled(), kept.marked(), kept.counts()) == ({}, Counter(), (0, 0))
 
 
+def test_the_first_answer_to_an_ack_stands(tmp_path):
+    """A repeated ack also misses what the first one removed: it must not widen the record."""
+    ref = SegmentRef(str(tmp_path), 1, 0)
+    log = UnsettledLog(ref, connect(f"memory://{uuid.uuid4().hex}").traits)
+    log.record(ref, [b"x" * 16])
+    log.record(ref, [b"x" * 16, b"y" * 16])
+    assert log.unsettled() == {"1-0": Counter({b"x" * 16: 1})}
+
+
 class Explosive:
     """Leaves a file where it is unpickled."""
 
