@@ -285,7 +285,7 @@ def test_a_streamed_batch_is_written_with_its_own_ids(spark, url, broker, tmp_pa
     ("columns", "text"),
     [
         ("'u' urn", "urn and data"),
-        ("'u' urn, '{}' data, 1 qty", "no use for this column"),
+        ("'u' urn, '{}' data, 1 qty", "does not use this column"),
         ("'u' urn, '[1]' data", "no valid message"),
     ],
 )

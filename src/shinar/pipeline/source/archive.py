@@ -28,7 +28,7 @@ from shinar.brokers.registry import FolderLog, folder_log
 from shinar.errors import ConfigError, StoreError
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch
-from shinar.pipeline.source.filters import Test, passing, worth_judging
+from shinar.pipeline.source.filters import PushedFilter, passing, worth_judging
 from shinar.pipeline.source.options import ArchiveOptions
 from shinar.pipeline.source.wal.segments import BEGUN, read_segment
 
@@ -78,7 +78,7 @@ def parquet_files(path: str, asked: str = "") -> list[str]:
 
 
 def read_archive(
-    part: ArchivePartition, tests: tuple[Test, ...], include_headers: bool
+    part: ArchivePartition, tests: tuple[PushedFilter, ...], include_headers: bool
 ) -> Iterator[pa.RecordBatch]:
     for batch in _batches(part):
         if batch.schema != schema.ARROW:

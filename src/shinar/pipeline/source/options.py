@@ -249,7 +249,7 @@ def _checked(raw: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
         if name not in by_lower:
             near = difflib.get_close_matches(name, by_lower, 1, 0.5)
             hint = f"did you mean {by_lower[near[0]]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"no such option here; {hint}", setting=name)
+            raise ConfigError(f"is not an option here; {hint}", setting=name)
     return given
 
 
@@ -317,8 +317,8 @@ def _starting(given: Mapping[str, str], replayable: bool) -> str:
     text = given.get("startingoffsets", "earliest")
     if not replayable and text != "earliest":
         raise ConfigError(
-            "a queue is read from its front; only earliest is possible here (Kafka also knows latest and "
-            '{"orders": {"0": 42}})',
+            "a queue is read from its front; only earliest is possible here (a broker with offsets also "
+            'takes latest and {"orders": {"0": 42}})',
             setting="startingOffsets",
         )
     return text

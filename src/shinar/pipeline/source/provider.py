@@ -32,7 +32,7 @@ from shinar.pipeline.rows import schema
 from shinar.pipeline.source.archive import ArchivePartition, plan_archive, read_archive
 from shinar.pipeline.source.broker_log import LogPlanner, read_log
 from shinar.pipeline.source.browse import browsed_rows
-from shinar.pipeline.source.filters import Test, queues_left, usable
+from shinar.pipeline.source.filters import PushedFilter, queues_left, usable
 from shinar.pipeline.source.lifetime import end_with_parent
 from shinar.pipeline.source.offset_stream import OffsetPlanner, read_range
 from shinar.pipeline.source.options import (
@@ -112,7 +112,7 @@ class BrowseReader(DataSourceReader):
 
     def __init__(self, options: BrowseOptions) -> None:
         self._options = options
-        self._tests: tuple[Test, ...] = ()
+        self._tests: tuple[PushedFilter, ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self._tests = usable(filters)
@@ -131,13 +131,14 @@ class BrowseReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's stand-in when there is nothing to read
             return iter(())
+        end_with_parent()
         return browsed_rows(partition.value, self._options, self._tests)
 
 
 class ArchiveReader(DataSourceReader):
     def __init__(self, options: ArchiveOptions) -> None:
         self._options = options
-        self._tests: tuple[Test, ...] = ()
+        self._tests: tuple[PushedFilter, ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self._tests = usable(filters)
@@ -147,6 +148,7 @@ class ArchiveReader(DataSourceReader):
         return [Partition(part) for part in plan_archive(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        end_with_parent()
         part: ArchivePartition | None = partition.value
         return iter(()) if part is None else read_archive(part, self._tests, self._options.include_headers)
 

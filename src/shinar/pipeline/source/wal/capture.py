@@ -59,7 +59,7 @@ class CapturePartition:
     max_bytes: int | None
 
 
-class Pending(NamedTuple):
+class ReservedRows(NamedTuple):
     """Deliveries that are validated and written together, and the mark of each (see `redelivery`)."""
 
     deliveries: list[Delivery]
@@ -153,9 +153,9 @@ class _Reserving:
         self._bytes = 0
         self._over = False
 
-    def chunk(self) -> Pending:
+    def chunk(self) -> ReservedRows:
         """As much as is written at a time; empty when the partition is full or the queue is empty."""
-        pending = Pending([], [])
+        pending = ReservedRows([], [])
         start_bytes = self._bytes
         while (
             not self._over and len(pending.deliveries) < MOST_ROWS and self._bytes - start_bytes < CHUNK_BYTES
@@ -166,7 +166,7 @@ class _Reserving:
             self.keep()
         return pending
 
-    def _reserve(self) -> Pending:
+    def _reserve(self) -> ReservedRows:
         count = len(self.taken)
         left = self._partition.rows - count
         fits = CHUNK_BYTES * count // max(self._bytes, 1) if count else FIRST_ROWS
@@ -188,13 +188,13 @@ class _Reserving:
         )
         return found
 
-    def _rows(self, queue: str, most: int, wait_s: float) -> Pending:
+    def _rows(self, queue: str, most: int, wait_s: float) -> ReservedRows:
         """Deliveries that become rows; empty only when the queue is."""
         while got := self.broker.reserve(queue, most, wait_s):
             suspects = self._compares and any(may_be_redelivery(d, self.broker.traits) for d in got)
             unsettled = self._log.unsettled() if suspects else {}
             if not unsettled:
-                return Pending(got, [None] * len(got))
+                return ReservedRows(got, [None] * len(got))
             if self._marked_before is None:
                 self._marked_before = self._log.marked()
             marked = self._marked_before + Counter(self.marked)
@@ -206,8 +206,8 @@ class _Reserving:
                 self._log.record_known(sifted)
                 log.info("%d redelivered messages are captured already; acknowledged", len(sifted.known))
             if sifted.rows:
-                return Pending(sifted.rows, sifted.marks)
-        return Pending([], [])
+                return ReservedRows(sifted.rows, sifted.marks)
+        return ReservedRows([], [])
 
     def keep(self) -> None:
         """Extend what is held before a third of its lease has gone."""
