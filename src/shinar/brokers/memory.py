@@ -33,12 +33,14 @@ TRAITS: Final = Traits(
     count_base=0,
     lease_s=DEFAULT_LEASE_S,
     portable_receipts=True,
-    atomic_move=True,
     stable_position=True,
+    atomic_move=True,
     release_counts=True,
     release_uncounted=True,
 )
 OPTIONS: Final = frozenset({"lease_s"})
+#: The number of the reservation.
+RECEIPT: Final = int
 
 
 class _Item(msgspec.Struct, gc=False):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
@@ -18,6 +19,7 @@ from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, ConfigError, PublishFailed
+from shinar.phpmq import archive
 from shinar.phpmq.client import NAME, Client, PhpmqAddress
 from shinar.phpmq.protocol import extension as ext
 from shinar.settlement.traits import Traits
@@ -44,6 +46,7 @@ OPTIONS: Final = frozenset(
 
 #: What settles a delivery: its batch's token and its own key.
 PhpmqReceipt = tuple[int, int]
+RECEIPT: Final = PhpmqReceipt
 T = TypeVar("T")
 
 
@@ -55,8 +58,8 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001),
         portable_receipts=True,
-        atomic_move=True,
         stable_position=True,
+        atomic_move=True,
         release_counts=True,
     )
 
@@ -320,3 +323,20 @@ def address(url: BrokerUrl) -> PhpmqAddress:
         tls=tls_context(url) if url.scheme == "phpmqs" else None,
         token=token,
     )
+
+
+# -- the log in the server's own folder (`shinar broker serve --archive`)
+
+log_bounds = archive.bounds
+
+
+def read_log(folder: Path, start: int, end: int, queues: Collection[str] = ()) -> Iterator[Delivery]:
+    for found in archive.read(folder, start, end, queues):
+        yield Delivery(
+            body=found.body,
+            queue=found.queue,
+            headers=found.headers,
+            key=found.key,
+            received_ms=found.settled_ms,
+            position=str(found.position),
+        )

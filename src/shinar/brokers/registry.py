@@ -12,9 +12,10 @@ import functools
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from shinar.brokers.contract import Broker, Delivery
 from shinar.brokers.projection import Table
@@ -59,6 +60,8 @@ class Row:
     takes_token: bool = False
     #: Ways to use it that differ in their traits: what to call it then -> a URL.
     variants: Mapping[str, str] = field(default_factory=dict)
+    #: File that marks this broker's own data folder, where it keeps a log that can be read again.
+    log_file: str = ""
 
 
 _PHPMQ: Final = Row(
@@ -69,6 +72,7 @@ _PHPMQ: Final = Row(
     port=9100,
     page="../broker.md",
     takes_token=True,
+    log_file="broker.sqlite",
 )
 _SQLITE: Final = Row(
     module="shinar.brokers.sql.broker",
@@ -336,6 +340,12 @@ def projected_names() -> Mapping[str, frozenset[str]]:
     return {fact: frozenset(names) for fact, names in found.items()}
 
 
+def receipt_type(url: BrokerUrl) -> Any:
+    """What a receipt of this broker is, so that another process can read it back; ask `traits` first whether
+    receipts are portable."""
+    return _load(row(url.scheme)).RECEIPT
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """The log behind a broker whose Traits say `replayable`, read by offsets and outside any group."""
@@ -354,6 +364,28 @@ def replay(url: str | BrokerUrl) -> Replay:
     return Replay(module.offsets, module.read_range, module.commit_group)
 
 
+@dataclass(frozen=True, slots=True)
+class FolderLog:
+    """Acknowledged messages that a broker keeps in its own folder. A range of positions is always the same
+    messages."""
+
+    #: Name of the broker.
+    broker: str
+    #: folder -> (first position still kept, position that the next message will get)
+    bounds: Callable[[Path], tuple[int, int]]
+    #: (folder, start, end, queues or none for all) -> the messages at start <= position < end
+    read: Callable[[Path, int, int, Collection[str]], Iterator[Delivery]]
+
+
+def folder_log(folder: str | Path) -> FolderLog | None:
+    """The log in this folder, without a connection; None where it is not a broker's folder."""
+    for found in rows().values():
+        if found.log_file and Path(folder, found.log_file).is_file():
+            module = _load(found)
+            return FolderLog(module.NAME, module.log_bounds, module.read_log)
+    return None
+
+
 def _load(found: Row) -> _Module:
     try:
         return importlib.import_module(found.module)  # type: ignore[return-value]  # a module
@@ -367,6 +399,8 @@ class _Module:
     """Shape of a broker module, for the type checker."""
 
     OPTIONS: frozenset[str]
+    #: Only where Traits.portable_receipts: plain values, or a msgspec Struct of them.
+    RECEIPT: Any
 
     @staticmethod
     def traits(url: BrokerUrl) -> Traits: ...  # type: ignore[empty-body]  # shape only
@@ -378,3 +412,8 @@ class _Module:
     offsets: Callable[[BrokerUrl, str], dict[int, tuple[int, int]]]
     read_range: Callable[[BrokerUrl, str, int, int, int], Iterator[list[Delivery]]]
     commit_group: Callable[[BrokerUrl, str, Mapping[int, int]], None]
+
+    # Only where Row.log_file.
+    NAME: str
+    log_bounds: Callable[[Path], tuple[int, int]]
+    read_log: Callable[[Path, int, int, Collection[str]], Iterator[Delivery]]

@@ -59,6 +59,8 @@ class LakeStatus(msgspec.Struct, frozen=True):
     messages: int
     quarantine: int
     duplicates: int
+    #: Of these, rows that may repeat an earlier one: see the column `redelivery`.
+    possible_redeliveries: int
     last_received_at: datetime | None
     #: Batches that are planned, with messages that may be out of the queue already, and in no table yet.
     captured: tuple[CapturedBatch, ...]
@@ -74,7 +76,10 @@ class LakeStatus(msgspec.Struct, frozen=True):
 
 def status(store: TableStore) -> LakeStatus:
     batches = _batches(store)
-    sums = {name: int(pc.sum(batches[name]).as_py() or 0) for name in ("received", *_PARTS)}
+    sums = {
+        name: int(pc.sum(batches[name]).as_py() or 0)
+        for name in ("received", *_PARTS, "possible_redeliveries")
+    }
     return LakeStatus(
         tables=tuple(table_status(store, name) for name in store.tables()),
         batches=len(pc.unique(batches["batch"])),
@@ -90,7 +95,8 @@ _PARTS: Final = ("messages", "quarantine", "duplicates")
 
 
 def _batches(store: TableStore) -> pa.Table:
-    parts = [pq.read_table(path, columns=CORE["batches"].names) for path in store.files("batches")]
+    # By the schema: files of earlier versions lack the newer columns, which are null then.
+    parts = [pq.read_table(path, schema=CORE["batches"]) for path in store.files("batches")]
     return pa.concat_tables(parts) if parts else CORE["batches"].empty_table()
 
 

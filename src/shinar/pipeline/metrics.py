@@ -33,6 +33,7 @@ class PipelineMetrics:
         for balance in manifest.balances:
             where = {"job": self._job, "queue": balance.queue}
             add("shinar_pipeline_received_total", balance.received, **where)
+            add("shinar_pipeline_possible_redeliveries_total", balance.possible_redeliveries, **where)
             for table in ("messages", "quarantine", "duplicates", "dead_letters"):
                 add("shinar_pipeline_rows_total", getattr(balance, table), table=table, **where)
 
@@ -57,7 +58,8 @@ def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
     position has no queue)."""
     if "lag" in latest:
         taken: Counter[str] = Counter()
-        for queue, rows, _ in end.get("shares", ()):
+        # Checkpoints of earlier versions call the partitions shares.
+        for queue, rows, _ in end.get("partitions") or end.get("shares") or ():
             taken[queue] += rows
         known = {queue: depth["ready"] for queue, depth in latest["lag"].items()}
         return {queue: max(0, ready - taken[queue]) for queue, ready in known.items() if ready is not None}

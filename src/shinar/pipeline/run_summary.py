@@ -18,6 +18,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     quarantine: int = 0
     duplicates: int = 0
     dead_letters: int = 0
+    possible_redeliveries: int = 0
     #: Rows added per table, typed and handled tables included.
     tables: dict[str, int] = {}
     queues: dict[str, dict[str, int]] = {}
@@ -52,6 +53,7 @@ class RunTotals:
             quarantine=self.rows["quarantine"],
             duplicates=self.rows["duplicates"],
             dead_letters=self.rows["dead_letters"],
+            possible_redeliveries=sum(queue["possible_redeliveries"] for queue in self.queues.values()),
             tables=dict(sorted(self.rows.items())),
             queues={name: dict(counts) for name, counts in sorted(self.queues.items())},
             handler_failures=tuple(self.failures),

@@ -71,7 +71,11 @@ class Traits:
     max_lease_s: float | None = None
     #: A reservation ends by time alone: it outlives connections, and restarts of the server.
     lasting_lease: bool = False
-    #: ack, release and extend work from another process that holds the pickled receipt.
+    #: `Delivery.position` is the server's own name for the message: the same whether it is browsed, reserved
+    #: or redelivered, and no other message of the queue ever has it. False where there is none, or where the
+    #: producer chose it.
+    stable_position: bool = False
+    #: ack, release and extend work from another process that holds the receipt.
     portable_receipts: bool = False
     #: `move` publishes the copy and settles the original in one atomic step.
     atomic_move: bool = False
@@ -92,10 +96,6 @@ class Traits:
     depth: bool = True
     #: `depth` is an estimate of some seconds ago: good to show, not to decide by.
     depth_lags: bool = False
-
-    #: `Delivery.position` names one message of the queue for as long as it is there, the same whether it was
-    #: browsed, reserved or redelivered.
-    stable_position: bool = False
 
     # -- settling what nobody may handle
     poison_without_dlq: WithoutDeadLetters = "retry"

@@ -70,6 +70,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         # A lost consumer's messages come back with the count they had; only a negative ack counts.
         crash_counts=False,
+        stable_position=True,
         gate_property="bq-schema-version",
         release_to="front",
         browse=bool(url.option("admin")),
@@ -335,7 +336,7 @@ def _delivery(message: Any, queue: str, receipt: PulsarReceipt | None, now_ms: i
         message.redelivery_count(),
         now_ms,
         None,
-        f"{place.ledger_id()}:{place.entry_id()}",
+        f"{place.ledger_id()}:{place.entry_id()}:{place.batch_index()}",
     )
 
 

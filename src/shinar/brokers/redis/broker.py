@@ -33,6 +33,7 @@ from shinar.settlement.traits import Traits
 
 log = logging.getLogger(__name__)
 
+RECEIPT: Final = Reservation
 OPTIONS: Final = frozenset(
     {
         "layout", "laravel", "prefix", "retry_after", "lease_s", "adopt_s", "adopt_counts", "headers",

@@ -7,6 +7,7 @@ have, is a scheduled copy that carries the count along.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,8 @@ from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, PublishFailed, Unsupported
 from shinar.settlement.traits import Traits
 
+#: Lock token, session, and the headers that are not text.
+RECEIPT: Final = tuple[str, str, tuple[tuple[str, bool | int | float | uuid.UUID], ...]]
 OPTIONS = frozenset(
     {
         "aad",
@@ -73,9 +76,9 @@ def traits(url: BrokerUrl) -> Traits:
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=1),
         lasting_lease=not url.flag("sessions"),
         portable_receipts=not url.flag("sessions"),
+        stable_position=True,
         release_counts=True,
         release_delay=False,
-        stable_position=True,
         depth=False,
         poison_without_dlq="native",
         gated_without_dlq="native",

@@ -37,6 +37,7 @@ PACKET_MARGIN: Final = 65536
 
 #: A message's id and the token of its reservation: enough to settle it from anywhere.
 SqlReceipt = tuple[int, int]
+RECEIPT: Final = SqlReceipt
 
 
 def traits(url: BrokerUrl) -> Traits:
@@ -48,8 +49,8 @@ def traits(url: BrokerUrl) -> Traits:
         lease_s=url.number("lease_s", LEASE_S, least=0.001),
         lasting_lease=True,
         portable_receipts=True,
-        atomic_move=True,
         stable_position=True,
+        atomic_move=True,
         release_counts=True,
         release_uncounted=True,
         release_to="back",

@@ -33,21 +33,12 @@ from shinar.settlement.traits import Traits
 
 log = logging.getLogger(__name__)
 
-OPTIONS = frozenset(
-    {
-        "access_key",
-        "connections",
-        "content_dedup",
-        "declare",
-        "endpoint",
-        "group",
-        "lease_s",
-        "max_body",
-        "profile",
-        "secret_key",
-        "session_token",
-    }
-)
+OPTIONS = frozenset({
+    "access_key", "connections", "content_dedup", "declare", "endpoint", "group", "lease_s", "max_body",
+    "profile", "secret_key", "session_token",
+})  # fmt: skip
+#: The receipt handle.
+RECEIPT: Final = str
 
 #: Seconds a message stays invisible unless extended.
 DEFAULT_LEASE_S: Final = 60

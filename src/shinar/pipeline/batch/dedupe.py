@@ -78,8 +78,10 @@ def _met(keys: Sequence[Path], candidates: Any, folder: Path) -> list[Path]:
 
 
 def _confirmed(met: DataFrame, history: DataFrame | None, rows: int, batch: str) -> DataFrame:
-    # The delivery that stays: a live message before its dead-letter copy, then the earlier one.
-    order = [F.col("dl_reason").isNotNull(), *map(F.col, ("received_at", "position", "file", "row"))]
+    # The delivery that stays: a live message before its dead-letter copy, a first delivery before a possible
+    # redelivery, then the earlier one.
+    later = (F.col(name).isNotNull() for name in ("dl_reason", "redelivery"))
+    order = [*later, *map(F.col, ("received_at", "position", "file", "row"))]
     ranked = met.withColumn("rank", F.row_number().over(Window.partitionBy("id").orderBy(*order)))
     if history is None:
         return ranked.where("rank > 1").select("file", "row", F.lit(batch).alias("first_batch"))

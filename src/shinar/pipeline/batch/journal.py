@@ -50,6 +50,9 @@ class Balance(msgspec.Struct, frozen=True):
     duplicates: int
     #: Beside the sum: a dead letter is a message, a duplicate or a quarantined record as well.
     dead_letters: int = 0
+    #: Beside the sum: rows of messages and quarantine that may repeat an earlier row, because their bytes are
+    #: equal and the broker cannot tell which is which.
+    possible_redeliveries: int = 0
 
     @property
     def adds_up(self) -> bool:

@@ -195,8 +195,11 @@ class BatchProcessor:
         names = ("messages", "quarantine", "duplicates", "dead_letters")
         counts = {name: _queues(files.get(name, ())) for name in names}
         queues = sorted(set(received).union(*counts.values()))
+        possible = _possible_redeliveries([*files.get("messages", ()), *files.get("quarantine", ())])
+        # In the order of Balance's fields.
         balances = [
-            Balance(queue, received[queue], *(counts[name][queue] for name in names)) for queue in queues
+            Balance(queue, *(found[queue] for found in (received, *counts.values(), possible)))
+            for queue in queues
         ]
         for balance in balances:
             if not balance.adds_up:
@@ -269,6 +272,17 @@ def _queues(paths: Iterable[Path]) -> Counter[str]:
         else:
             for part in pq.ParquetFile(path).iter_batches(columns=["queue"]):
                 counts += by_queue(part.column(0))
+    return counts
+
+
+def _possible_redeliveries(paths: Iterable[Path]) -> Counter[str]:
+    """Rows per queue that carry a mark; the footer says of nearly every file that it has none."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        footer = pq.read_metadata(path)
+        if tables.null_count(footer, "redelivery") != footer.num_rows:
+            marked = pq.read_table(path, columns=["queue", "redelivery"], partitioning=None)
+            counts += by_queue(marked.filter(marked["redelivery"].is_valid())["queue"])
     return counts
 
 

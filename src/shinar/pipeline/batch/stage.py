@@ -41,7 +41,7 @@ REPORT: Final = pa.schema([pa.field("report", pa.string())])
 KEYS: Final = pa.schema(
     [
         pa.field("id_hash", pa.int64()),
-        *[schema.ARROW.field(name) for name in ("id", "dl_reason", "received_at", "position")],
+        *[schema.ARROW.field(name) for name in ("id", "dl_reason", "redelivery", "received_at", "position")],
         pa.field("row", pa.int64()),
     ]
 )

@@ -48,7 +48,10 @@ DUPLICATES: Final = pa.schema(
             schema.ARROW.field(name)
             for name in ("urn", "trace_id", "queue", "lang", "created_at", "attempts")
         ],
-        *[schema.ARROW.field(name) for name in ("received_at", "broker", "position", "dl_reason")],
+        *[
+            schema.ARROW.field(name)
+            for name in ("received_at", "broker", "position", "dl_reason", "redelivery")
+        ],
     ]
 )
 
@@ -88,6 +91,7 @@ BATCHES: Final = pa.schema(
         pa.field("quarantine", pa.int64()),
         pa.field("duplicates", pa.int64()),
         pa.field("dead_letters", pa.int64()),
+        pa.field("possible_redeliveries", pa.int64()),
         pa.field("first_received_at", _TIME),
         pa.field("last_received_at", _TIME),
         pa.field("prepared_at", _TIME),

@@ -74,6 +74,7 @@ FROM_DELIVERY: Final = (
     RowColumn("position", "text", "offset, sequence number or message id in the broker's own terms"),
     RowColumn("received_at", "time", "when it was read from the broker"),
     RowColumn("body", "bytes", "the raw bytes, byte for byte"),
+    RowColumn("redelivery", "text", "possible: may repeat a row that has the same bytes; null otherwise"),
 )
 
 _BY_NAME: Final = {column.name: column for column in (*FROM_BODY, *FROM_DELIVERY)}
@@ -82,7 +83,7 @@ _BY_NAME: Final = {column.name: column for column in (*FROM_BODY, *FROM_DELIVERY
 NAMES: Final = (
     "urn", "trace_id", "id", "queue", "lang", "created_at", "attempts", "data", "headers",
     "broker", "position", "received_at", "body", "verdict", "reason", "pointer", "warnings",
-    "properties", "key", "native_count",
+    "properties", "key", "native_count", "redelivery",
     "dl_reason", "dl_error", "dl_exception", "dl_failed_at", "dl_original_queue", "dl_attempts", "dl_lang",
 )
 # fmt: on

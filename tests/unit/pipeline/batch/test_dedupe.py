@@ -17,7 +17,8 @@ from unit.pipeline.lakes import NOON, spark
 
 def keys(folder: Path, name: str, ids: list[str], hashes: list[int]) -> Path:
     count = len(ids)
-    columns = [hashes, ids, [None] * count, [NOON] * count, [None] * count, list(range(count))]
+    nothing = [None] * count
+    columns = [hashes, ids, nothing, nothing, [NOON] * count, nothing, list(range(count))]
     path = folder / f"{name}.keys.parquet"
     arrays = [pa.array(column, field.type) for column, field in zip(columns, KEYS, strict=True)]
     pq.write_table(pa.table(arrays, schema=KEYS), path)

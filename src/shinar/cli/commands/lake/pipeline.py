@@ -244,7 +244,7 @@ def _tell(args: argparse.Namespace, summary: RunSummary) -> None:
         return
     batches = "1 batch" if summary.batches == 1 else f"{summary.batches:,} batches"
     print(f"{batches} in {summary.took_s:.1f} s")
-    columns = ("received", "messages", "quarantine", "duplicates", "dead_letters")
+    columns = ("received", "messages", "quarantine", "duplicates", "dead_letters", "possible_redeliveries")
     rows = [
         [name or "(none)", *(f"{counts[c]:,}" for c in columns)] for name, counts in summary.queues.items()
     ]
@@ -277,6 +277,8 @@ def run_status(args: argparse.Namespace) -> int:
             f"{found.quarantine:,} quarantine + {found.duplicates:,} duplicates: "
             f"{'yes' if found.balanced else 'NO'}"
         )
+        if found.possible_redeliveries:
+            print(f"possible redeliveries among them: {found.possible_redeliveries:,} (column redelivery)")
         if found.last_received_at:
             print(f"last message received at {found.last_received_at.isoformat(timespec='milliseconds')}")
         _tell_open(found)
