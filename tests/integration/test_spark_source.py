@@ -167,7 +167,7 @@ def test_a_live_query_takes_what_comes(spark, url, broker, tmp_path):
     assert sorted(written(spark, tmp_path)) == sorted(bodies)
 
 
-def _until(done, seconds: float = 60.0) -> None:
+def _until(done, seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end
