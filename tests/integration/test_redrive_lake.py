@@ -86,9 +86,13 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     plant(broker, "orders.dlq", "orders", COUNT)
     broker.close()
     ledger = Ledger(tmp_path / "ledger.db")
-    back = Redrive(url, Spec(where="exception = 'KeyError'", limit=7), to="orders.dlq", ledger=ledger).run()
+    back = Redrive(url, Spec(where="exception = 'KeyError'", limit=7), ledger=ledger).run()
     ledger.close()
     assert back.published == 7
+    broker = connect(url)
+    again = broker.reserve("orders", 7, 0)
+    broker.move("orders.dlq", [(one, Outgoing(one.body, one.headers, one.key)) for one in again])
+    broker.close()
     return url
 
 
