@@ -11,9 +11,17 @@ from typing import Final
 import msgspec
 
 #: MessagePack's markers for unsigned integers, texts and arrays that are followed by a length or a value.
-_UINT: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_UINT: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _TEXT: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _ARRAY: Final = {0xDC: 2, 0xDD: 4}
+_MAP: Final = {0xDE: 2, 0xDF: 4}
+_BINARY: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_NIL: Final = 0xC0
+#: Payloads up to this are walked through in full, in C; our own client's frames are no longer, unless they
+#: carry one large body.
+MAX_WALK_BYTES: Final = 5 * 1024 * 1024
+#: Headers that a longer payload may have.
+MAX_WALK_HEADERS: Final = 20_000
 
 
 def tag_and_items(payload: bytes) -> tuple[int, int] | None:
@@ -29,12 +37,59 @@ def tag_and_items(payload: bytes) -> tuple[int, int] | None:
 
 def extra_bytes(payload: bytes, *, copies: bool) -> int:
     """Bytes of all headers and keys in a publish, or in a move (`copies`)."""
+    if len(payload) > MAX_WALK_BYTES:
+        return _counted_extra_bytes(payload, copies)
     try:
         if copies:
             return sum(len(copy.item.extra) for copy in _MOVE.decode(payload).items)
         return sum(len(item.extra) for item in _PUBLISH.decode(payload).items)
     except (msgspec.DecodeError, RecursionError):
         return 0  # malformed: whoever decodes it in full says what is wrong
+
+
+def _counted_extra_bytes(payload: bytes, copies: bool) -> int:
+    """The same for a large payload: bodies are stepped over, and it ends at the first header too many.
+
+    What cannot be measured counts as too large, or it would be decoded unmeasured.
+    """
+    total = headers = 0
+    try:
+        _, position = _uint(payload, 1)
+        length, position = _length(payload, position, _TEXT, 0xA0, 0x1F)
+        count, position = _length(payload, position + length, _ARRAY, 0x90, 0x0F)
+        for _ in range(count):
+            if copies:
+                position = _uint(payload, _uint(payload, position + 1)[1])[1]
+            fields, position = _length(payload, position, _ARRAY, 0x90, 0x0F)
+            length, position = _length(payload, position, _BINARY, -1, 0)
+            position += length
+            begin = position
+            if fields > 1:
+                position, found = _after_extra(payload, position, MAX_WALK_HEADERS - headers)
+                headers += found
+            total += position - begin
+            for _ in range(fields - 2):
+                _, position = _uint(payload, position)
+    except (IndexError, ValueError):
+        return len(payload)
+    return total
+
+
+def _after_extra(data: bytes, at: int, most: int) -> tuple[int, int]:
+    """Where an extra ends, and how many headers it has; ValueError when these are more than `most`."""
+    if data[at] == _NIL:
+        return at + 1, 0
+    fields, at = _length(data, at, _ARRAY, 0x90, 0x0F)
+    count, at = _length(data, at, _MAP, 0x80, 0x0F)
+    if count > most:
+        raise ValueError
+    for _ in range(2 * count):
+        length, at = _length(data, at, _TEXT, 0xA0, 0x1F)
+        at += length
+    if fields > 1 and data[at] != _NIL:
+        length, at = _length(data, at, _BINARY, -1, 0)
+        return at + length, count
+    return at + (fields > 1), count
 
 
 class _MeasuredItem(msgspec.Struct, array_like=True):
