@@ -57,6 +57,8 @@ GROUPS: dict[str, list[str]] = {
         "--ignore=tests/chaos/test_spark_cluster.py",
         "tests/integration/test_servers.py",
     ],
+    "hostile": ["tests/hostile"],
+    "soak": ["tests/soak"],
     "quick": [
         "tests/unit",
         "--ignore=tests/unit/pipeline",

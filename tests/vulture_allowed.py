@@ -38,3 +38,22 @@ _.parent_span_id  # as above
 _.nid  # a field of Urn, for users
 _.sample_id  # a field of Proposal, printed with the others
 _.delivered  # a field of the broker's totals, sent with the others
+
+_.flushed  # phpmq/server/metrics.py reads every total by its name
+_.transferred  # phpmq/server/metrics.py reads every total by its name
+_.features  # a field of the extension's hello, on the wire
+_.address_family  # socketserver
+_.STRICT_CAST  # sqlglot's parser
+_._paren  # redrive/select/parse.py: called by the name of sqlglot's node, as are those below
+_._and
+_._or
+_._neg
+_._is
+_._nullsafeneq
+_._cast
+_._trycast
+_._null
+_._boolean
+_._literal
+_._dot
+_._bracket

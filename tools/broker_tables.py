@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from shinar.brokers.registry import ROWS, Row, rows, traits
+from shinar.brokers.registry import rows, traits
+from shinar.brokers.rows import ROWS, Row
 from shinar.settlement import Traits
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -119,7 +119,7 @@ class MissingExtra(UsageError):
 
 
 class Unsupported(UsageError):
-    """This broker cannot do that (browse SQS, delay beyond its limit)."""
+    """This broker cannot do that (browse where it can only consume, delay beyond its limit)."""
 
     code = "SH-1105"
     remedy = "Follow the advice in the text."

@@ -15,14 +15,7 @@ SOURCE = Path(shinar.__file__).parent
 LIMIT = 15
 
 #: Functions over the limit, with the reason why they stay. A function below it must not be listed.
-ALLOWED: dict[str, str] = {
-    "cli.commands.dead_letters.dlq._print_details": "16: to be divided with the room it is in",
-    "pipeline.batch.write_tables.split": "16: to be divided with the room it is in",
-    "pipeline.rows.validate._columns": "16: to be divided with the room it is in",
-    "pipeline.source.wal.redelivery.Owed.sifted": "17: to be divided with the room it is in",
-    "pipeline.typed.types.coerce": "17: one branch for each type of a column",
-    "redrive.plan.Planner.plan": "17: to be divided with the room it is in",
-}
+ALLOWED: dict[str, str] = {}
 
 
 def complexity(function: ast.AST) -> int:

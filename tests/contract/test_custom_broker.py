@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases import FILE_BROKER, take
-from shinar.brokers import Outgoing, connect, parse, registry
+from shinar.brokers import Outgoing, connect, parse, registry, rows
 from shinar.envelope import build, encode
 from shinar.errors import ConfigError, UnknownScheme
 from shinar.pipeline.source.options import stream_options
@@ -40,7 +40,7 @@ def test_it_is_one_package_and_one_row() -> None:
         "file_broker-0.1.dist-info/entry_points.txt",
     }
     assert registry.rows()["file"].label == "files"
-    assert "file" not in registry.ROWS
+    assert "file" not in rows.ROWS
 
 
 def test_the_bridge_moves_to_and_from_it(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_a_broken_one_is_told_and_stops_nobody_else(
     with pytest.raises(ConfigError, match=told):
         parse("broken://x/q")
     assert told in registry.plugins()["broken"]
-    assert set(registry.rows()) == set(registry.ROWS)
+    assert set(registry.rows()) == set(rows.ROWS)

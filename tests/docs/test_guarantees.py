@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 from cases import FILE_BROKER
-from shinar.brokers.registry import ROWS, rows
+from shinar.brokers.registry import rows
+from shinar.brokers.rows import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "broker_tables.py"

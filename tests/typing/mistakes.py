@@ -1,7 +1,4 @@
-"""Mistakes a type checker must find. Each line with a mistake ends in `# wrong`, and no other line is wrong.
-
-`# wrong later` marks what is to be found once the parameter is typed; the test says when that has happened.
-"""
+"""Mistakes a type checker must find. Each line with a mistake ends in `# wrong`, and no other line is wrong."""
 
 from pyspark.sql import SparkSession
 
@@ -46,5 +43,5 @@ def handle(message: Message) -> None:
 
 
 def on_spark(spark: SparkSession) -> None:
-    Pipeline(spark, lake="lake", queu="orders")  # wrong later
+    Pipeline(spark, lake="lake", queu="orders")  # wrong
     Redrive("redis://h/orders.dlq", queu="orders")  # wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Final
 
-from shinar.brokers.registry import ROWS, SYNONYMS
+from shinar.brokers.rows import ROWS, SYNONYMS
 from shinar.brokers.url import BrokerUrl, parse
 from shinar.clock import SYSTEM, Clock
 from shinar.database.dialects import BY_SCHEME

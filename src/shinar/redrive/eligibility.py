@@ -81,7 +81,7 @@ class Destination(msgspec.Struct, frozen=True):
     queue: str
     #: Source and target are one broker: a copy travels under an id of its own.
     moves: bool
-    #: What a queue of the target can carry; it may differ from queue to queue (SQS).
+    #: What a queue of the target can carry; it may differ from queue to queue.
     traits_of: Callable[[str], Traits]
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from shinar.brokers.registry import ROWS
+from shinar.brokers.rows import ROWS
 from shinar.brokers.url import BrokerUrl
 
 #: Redrives of one message after which it is not sent back any more.

@@ -26,17 +26,17 @@ class ListedSchema(msgspec.Struct, frozen=True):
 def listed_schemas(registry: Path) -> list[ListedSchema]:
     rows = read_document(registry, "registry").get("schemas")
     if not isinstance(rows, list):
-        raise ConfigError('needs a list under "schemas"', setting="registry", origin=str(registry))
+        raise ConfigError('must have a list under "schemas"', setting="registry", origin=str(registry))
     return [_listed(row, f"{registry}#/schemas/{index}") for index, row in enumerate(rows)]
 
 
 def _listed(row: object, origin: str) -> ListedSchema:
     if not isinstance(row, dict):
-        raise ConfigError("an entry is a JSON object", setting="registry", origin=origin)
+        raise ConfigError("an entry must be a JSON object", setting="registry", origin=origin)
     for name in ("urn", "schema"):
         value = row.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f'needs a text under "{name}"', setting="registry", origin=origin)
+            raise ConfigError(f'must have a text under "{name}"', setting="registry", origin=origin)
     owner = row.get("owner", "")
     return ListedSchema(row["urn"], row["schema"], owner if isinstance(owner, str) else "", origin)
 
@@ -52,7 +52,9 @@ class SchemaFiles:
         if path not in self._documents:
             target = (self.folder / path).resolve()
             if Path(path).is_absolute() or not target.is_relative_to(self.folder.resolve()):
-                raise ConfigError(f"{path!r} leaves the registry's folder", setting="schema", origin=origin)
+                raise ConfigError(
+                    f"{path!r} is outside of the registry's folder", setting="schema", origin=origin
+                )
             self._documents[path] = read_document(target, "schema")
         return self._documents[path]
 

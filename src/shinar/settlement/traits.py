@@ -59,8 +59,6 @@ class Traits:
     #: Where there is a count: it grows by one for every consumer that died with the message in hand, so it
     #: bounds a message that kills its workers. False where such a death may go uncounted.
     crash_counts: bool = True
-    #: `Delivery.redelivered` is filled: a broker without a count, but with a mark.
-    marks_redelivery: bool = False
     #: Name of the property that carries the schema version; None where there is no gate.
     gate_property: str | None = None
     #: Name of the property that carries the attempts; only read under a `property` rule.

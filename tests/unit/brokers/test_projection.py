@@ -10,7 +10,8 @@ from proton import float32, int32, symbol, timestamp, ubyte
 
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.projection import RESERVED, checked_delay_s, project, user_headers
-from shinar.brokers.registry import ROWS, projection
+from shinar.brokers.registry import projection
+from shinar.brokers.rows import ROWS
 from shinar.errors import ContractError, Unsupported
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shinar.brokers import parse, traits
-from shinar.brokers.registry import ROWS, SYNONYMS, row
+from shinar.brokers.registry import row
+from shinar.brokers.rows import ROWS, SYNONYMS
 from shinar.cli.support.output import address
 from shinar.errors import ConfigError
 

@@ -54,7 +54,6 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0 if _queue_type(url) == "quorum" else None,
         release_to="front" if _queue_type(url) == "quorum" else "place",
         release_uncounted=_queue_type(url) == "classic",
-        marks_redelivery=True,
         browse=False,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.brokers import registry
+from shinar.brokers.rows import Row
 from shinar.cli.support.output import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
 from shinar.printable import printable
@@ -109,7 +110,7 @@ def same_place(one: BrokerUrl, queue: str, other: BrokerUrl, other_queue: str) -
     return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one, row) & _hosts(other, row))
 
 
-def _hosts(url: BrokerUrl, row: registry.Row) -> set[str]:
+def _hosts(url: BrokerUrl, row: Row) -> set[str]:
     """host:port of each; one in common, and it is the same server or cluster."""
     found = set()
     for part in url.netloc.split(","):

@@ -68,7 +68,8 @@ def _python() -> Check:
 
 
 def _extras() -> list[Check]:
-    from shinar.brokers.registry import ROWS, plugins
+    from shinar.brokers.registry import plugins
+    from shinar.brokers.rows import ROWS
 
     found = []
     brokers = {row.extra: row.distribution for row in ROWS.values() if row.extra}

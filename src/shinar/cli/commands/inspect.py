@@ -15,7 +15,7 @@ from shinar.errors import ConfigError
 EXAMPLES = """examples:
   shinar inspect message.json
   shinar inspect archive.jsonl --lines --only-bad
-  redis-cli lindex orders 0 | shinar inspect --json
+  cat message.json | shinar inspect --json
 The exit code is 1 when any message is not accepted.
 """
 

@@ -23,12 +23,7 @@ INTERRUPTED: Final = 130
 #: Client libraries that tell their inner life at info; they get through from warning on, or at debug.
 TALKATIVE: Final = (
     "asyncio",
-    "azure",
-    "boto3",
     "botocore",
-    "confluent_kafka",
-    "pika",
-    "pulsar",
     "urllib3",
     "uamqp",
 )
@@ -157,6 +152,7 @@ def _queues(words: list[str]) -> dict[str, int]:
 
 def _log(settings: Settings) -> None:
     """What handlers log comes in the same format as ours, with the fields of the message they handle."""
+    from shinar.brokers.registry import client_packages
     from shinar.observe import setup_logging
     from shinar.worker.context import log_fields
 
@@ -165,7 +161,7 @@ def _log(settings: Settings) -> None:
         level=level, json_lines=settings["log_format"].lower() == "json", logger="", fields=log_fields
     )
     if level == "info":
-        for name in TALKATIVE:
+        for name in (*TALKATIVE, *client_packages()):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -229,16 +229,19 @@ class Dispatcher:
                 # Its turn comes with the next tick; the wait has not been for nothing.
                 self._arrived.append((queue, waiter))
                 continue
-            self._served(queue, waiter)
-            if queue.ready > 0 and self._leases.held >= self._options.max_inflight:
-                self._changes.totals.limit_reached("reserved_by_all")
-                text = f"all clients together have {self._leases.held} messages reserved; try again later"
-                waiter.peer.refuse(waiter.tag, RequestRefused("full", text))
-            else:
-                waiter.peer.deliver(waiter, None, [])
+            self._answer_late(queue, waiter)
         if len(deadlines) > SPARE_DEADLINES and sum(row[3].done for row in deadlines) > len(deadlines) // 2:
             self._deadlines = [row for row in deadlines if not row[3].done]
             heapq.heapify(self._deadlines)
+
+    def _answer_late(self, queue: Queue, waiter: Waiter) -> None:
+        self._served(queue, waiter)
+        if queue.ready > 0 and self._leases.held >= self._options.max_inflight:
+            self._changes.totals.limit_reached("reserved_by_all")
+            text = f"all clients together have {self._leases.held} messages reserved; try again later"
+            waiter.peer.refuse(waiter.tag, RequestRefused("full", text))
+        else:
+            waiter.peer.deliver(waiter, None, [])
 
     @property
     def next_deadline_s(self) -> float | None:

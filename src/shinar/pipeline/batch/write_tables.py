@@ -113,12 +113,17 @@ def write_tables(spark: SparkSession, plan: WritePlan, staged: Sequence[StagedFi
         plan = _grown(plan, [found.seen for found in again])
         # What has no column now is in `_extra`.
         done += _pass(spark, plan, [found.name for found in again], observing=False)[0]
+    files = _by_table(done)
+    touched = {name: c for name, c in plan.columns.items() if f"{TYPED_DIR}/{name}" in files}
+    return TableFiles(files, touched)
+
+
+def _by_table(done: Sequence[FileReport]) -> dict[str, list[Path]]:
     files: dict[str, list[Path]] = {}
     for found in done:
         for table, path in found.files.items():
             files.setdefault(table, []).append(Path(path))
-    touched = {name: c for name, c in plan.columns.items() if f"{TYPED_DIR}/{name}" in files}
-    return TableFiles(files, touched)
+    return files
 
 
 def _grown(plan: WritePlan, seen: Sequence[Mapping[str, PackedSeen]]) -> WritePlan:

@@ -277,17 +277,22 @@ def _plain(text: Any) -> Any:
 def _columns(rows: list[_Row]) -> dict[str, pa.Array]:
     """What the rows say, column by column, times still in milliseconds. The contract presents what is
     missing as empty text; a table says null."""
-    metas = [row.meta for row in rows]
     return {
         "urn": pa.array([row.job or None for row in rows], pa.string()),
         "trace_id": pa.array([row.trace_id or None for row in rows], pa.string()),
         "data": _join_raw([row.data for row in rows]),
+        **_metas([row.meta for row in rows]),
+        "attempts": pa.array([row.attempts for row in rows], pa.int64()),
+        **_dead_letters([row.dead_letter for row in rows]),
+    }
+
+
+def _metas(metas: list[_Meta]) -> dict[str, pa.Array]:
+    return {
         "id": pa.array([meta.id or None for meta in metas], pa.string()),
         "queue": pa.array([meta.queue or None for meta in metas], pa.string()),
         "lang": pa.array([meta.lang or None for meta in metas], pa.string()),
         "created_at": pa.array([meta.created_at for meta in metas], pa.int64()),
-        "attempts": pa.array([row.attempts for row in rows], pa.int64()),
-        **_dead_letters([row.dead_letter for row in rows]),
     }
 
 

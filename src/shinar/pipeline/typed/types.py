@@ -222,13 +222,7 @@ def fits(value: Any, kind: str) -> bool:
 def coerce(value: Any, kind: str) -> Any:
     """The value as a column of `kind` stores it, or None when it would lose something."""
     if kind in ELEMENT:
-        if value == {}:
-            return []  # PHP cannot tell an empty list from an empty map.
-        if not isinstance(value, list):
-            return None
-        items = [None if item is None else coerce(item, ELEMENT[kind]) for item in value]
-        lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
-        return None if lost else items
+        return _items(value, ELEMENT[kind])
     if kind == "json":
         scalar = not isinstance(value, list | dict) and kind_of(value) != "json"
         return None if scalar else as_text(value)
@@ -237,6 +231,16 @@ def coerce(value: Any, kind: str) -> Any:
     if kind == "boolean":
         return value if isinstance(value, bool) else None
     return _number(value, kind)
+
+
+def _items(value: Any, kind: str) -> list[Any] | None:
+    if value == {}:
+        return []  # PHP cannot tell an empty list from an empty map.
+    if not isinstance(value, list):
+        return None
+    items = [None if item is None else coerce(item, kind) for item in value]
+    lost = any(new is None and old is not None for new, old in zip(items, value, strict=True))
+    return None if lost else items
 
 
 def _number(value: Any, kind: str) -> int | float | Decimal | None:

@@ -96,7 +96,7 @@ def side_effect_of(known: Traits) -> str:
 
 def reserved_count(broker: Broker, queue: str) -> int:
     """Messages that browsing does not show: reserved by somebody, or by a process that was killed and whose
-    leases the broker has not ended yet (Redis ends them when the next consumer comes)."""
+    leases the broker has not ended yet (some end them only when the next consumer comes)."""
     if not broker.traits.browse or not broker.traits.depth:
         return 0
     return broker.depth(queue).reserved or 0

@@ -1,6 +1,6 @@
 """`file://`: a broker that Shinar does not bring. This row is all that Shinar is told about it."""
 
-from shinar.brokers.registry import Row
+from shinar.brokers.rows import Row
 
 ROW = Row(
     module="file_broker.broker",

@@ -21,7 +21,7 @@ from shinar.settlement.traits import Traits
 
 NAMED = Traits(name="named", stable_position=True, count_base=0)
 BARE = Traits(name="bare")
-FLAGGED = Traits(name="flagged", marks_redelivery=True)
+FLAGGED = Traits(name="flagged")
 COUNTED = Traits(name="counted", count_base=1)
 
 
