@@ -164,6 +164,21 @@ def test_a_delayed_message_comes_late_but_comes(case: Case) -> None:
     assert nothing_left(broker, case.queue)
 
 
+def test_a_stable_position_names_one_message_at_every_delivery(case: Case) -> None:
+    if not case.traits.stable_position:
+        pytest.skip("the broker does not name its messages")
+    broker = case.connect()
+    # Published together, so that a broker which batches keeps them in one entry.
+    broker.publish(case.queue, outgoing(10))
+    first = take(broker, case.queue, 10)
+    positions = {delivery.body: delivery.position for delivery in first}
+    assert len(set(positions.values())) == 10
+    broker.release(first)
+    again = take(broker, case.queue, 10)
+    assert {delivery.body: delivery.position for delivery in again} == positions
+    broker.ack(again)
+
+
 def test_a_delayed_release_comes_back_later(case: Case) -> None:
     if not case.traits.release_delay:
         pytest.skip("no delayed release")
