@@ -150,7 +150,14 @@ def test_imports_go_downwards(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_nobody_but_the_registry_names_a_broker_module(path: Path) -> None:
     module = name_of(path)
-    general = {"brokers", "brokers.contract", "brokers.registry", "brokers.url", "brokers.projection"}
+    general = {
+        "brokers",
+        "brokers.contract",
+        "brokers.registry",
+        "brokers.rows",
+        "brokers.url",
+        "brokers.projection",
+    }
     if module.startswith(("brokers", "conformance")):
         return
     # The embedded broker's own command talks to the embedded broker.

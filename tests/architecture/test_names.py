@@ -11,40 +11,7 @@ import shinar
 SOURCE = Path(shinar.__file__).parent
 
 #: Names that several rooms use, each for its own thing. To become fewer, never more.
-SEVERAL_MEANINGS = frozenset(
-    {
-        "Address",
-        "Batch",
-        "Column",
-        "Consumer",
-        "Depth",
-        "Engine",
-        "Figures",
-        "Held",
-        "Item",
-        "Limits",
-        "Line",
-        "Outbox",
-        "Outcome",
-        "Pass",
-        "Place",
-        "Plan",
-        "Planner",
-        "Reader",
-        "Receipt",
-        "Route",
-        "Sender",
-        "Settings",
-        "Statements",
-        "Status",
-        "Store",
-        "Stream",
-        "Summary",
-        "Watch",
-        "Write",
-        "Written",
-    }
-)
+SEVERAL_MEANINGS = frozenset({"Depth", "Held", "Limits"})
 #: The same thing on two levels: the contract's block, and its form on the embedded broker's wire.
 SAME_THING = frozenset({"DeadLetter"})
 

@@ -15,7 +15,7 @@ from shinar.phpmq.engine.dispatcher import Dispatcher
 from shinar.phpmq.engine.intake import Intake
 from shinar.phpmq.engine.leases import Leases
 from shinar.phpmq.engine.options import Options
-from shinar.phpmq.engine.settler import Settler
+from shinar.phpmq.engine.settler import EngineSettler
 from shinar.phpmq.engine.upkeep import Upkeep
 from shinar.phpmq.store import BrokerStore
 
@@ -39,7 +39,7 @@ class BrokerEngine:
         self.queues = queues = Catalogue(store, options, changes, self._damaged)
         self.intake = intake = Intake(store, queues, changes, options, clock)
         self.dispatcher = dispatcher = Dispatcher(store, queues, intake, leases, changes, options)
-        self.settlement = Settler(
+        self.settlement = EngineSettler(
             store, queues, intake, dispatcher, leases=leases, changes=changes, clock=clock
         )
         self.upkeep = Upkeep(store, queues, intake, dispatcher, leases=leases, changes=changes, clock=clock)

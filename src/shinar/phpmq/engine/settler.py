@@ -23,7 +23,7 @@ from shinar.phpmq.store import BrokerStore, DelayedRow, Entry
 DEAD: Final = "dead-letter"
 
 
-class Settler:
+class EngineSettler:
     def __init__(
         self, store: BrokerStore, catalogue: Catalogue, intake: Intake, dispatcher: Dispatcher,
         *, leases: Leases, changes: Changes, clock: Clock,
