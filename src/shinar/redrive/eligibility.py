@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from shinar.envelope import SCHEMA_VERSION, judge
 from shinar.errors import ContractError, MissingExtra
 from shinar.redrive.letters.letter import Letter, Nature
+from shinar.redrive.letters.repair import repaired
 from shinar.redrive.model import Spec
 from shinar.settlement.traits import Traits
 
@@ -77,6 +78,7 @@ class Checks:
         self._validate = validate
 
     def why(self, letters: Sequence[Letter]) -> list[str]:
+        letters = [repaired(letter, self._spec.repair) for letter in letters]
         ids = [letter.id for letter in letters if letter.id]
         done = self._succeeded.seen(ids) if self._succeeded is not None and ids else set()
         sent = self._generations(ids)

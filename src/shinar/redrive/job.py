@@ -25,6 +25,7 @@ from shinar.redrive.ledger.ledger import Job, JobState, Ledger, Line, LineState
 from shinar.redrive.ledger.owner import whoami
 from shinar.redrive.letters.letter import Letter, digest
 from shinar.redrive.letters.read import UNREACHED, browse, letters
+from shinar.redrive.letters.repair import require_known
 from shinar.redrive.model import Receipt, Spec
 from shinar.redrive.plan import Plan, Planner
 from shinar.redrive.select.selection import Chosen
@@ -34,6 +35,7 @@ from shinar.redrive.send.patch import Function, Patch
 from shinar.redrive.send.rate import in_hand, paced
 from shinar.redrive.send.scan import BATCH, LAPSE_MARGIN_S, QUIET_S, Matcher, Pass
 from shinar.redrive.send.sender import Route, Sender
+from shinar.settlement.traits import Traits
 
 #: Rounds through a queue before what was not met counts as gone.
 ROUNDS: Final = 3
@@ -63,7 +65,10 @@ class Redrive:
         validate: Validate | None = None,
         patch: Function | None = None,
         clock: Clock = SYSTEM,
+        source: Broker | None = None,
     ) -> None:
+        """`source` is read instead of the broker of the URL: a lake, which no URL scheme opens."""
+        self._source = source
         self.url = parse(url) if isinstance(url, str) else url
         self.queue = queue or self.url.queue
         if not self.queue:
@@ -78,16 +83,28 @@ class Redrive:
             raise ConfigError("the function of this job must be given again", setting="--patch")
         self._chosen = Chosen(
             where=self.spec.where,
+            where_errors=self.spec.where_errors,
             fingerprint=self.spec.fingerprint,
             since_ms=self.spec.since_ms,
             ids=self.spec.ids,
         )
+        require_known(self.spec.repair)
         self._stopping = False
         self._unreached = 0
         #: Called with the number of messages that came to their end.
         self.progress: Callable[[int], None] = lambda _: None
         #: Called with the seconds at most before a wait for the leases of a run that died.
         self.waits: Callable[[float], None] = lambda _: None
+
+    @property
+    def traits(self) -> Traits:
+        """Of the source."""
+        return self._known()
+
+    @property
+    def where_skipped(self) -> int:
+        """Dead letters that were left out because `where` raised an error."""
+        return self._chosen.skipped
 
     def means(self, letter: Letter) -> bool:
         """Whether the job's choice includes this one."""
@@ -118,7 +135,7 @@ class Redrive:
             return self.ledger.job(job.id), plan
 
     def _planned(self, route: Route, write: Callable[[Sequence[Line]], None], *, reserve: bool) -> Plan:
-        planner = Planner(route, self._checks(route), self._patch, self._clock)
+        planner = Planner(route, self._checks(route), self._patch, self._clock, self.spec.repair)
         planner.generations = self.ledger.generations
         planner.last_sent_ms = self.ledger.last_sent_ms
         planner.sent_before = lambda names: self.ledger.sent_before(self.url.masked, self.queue, names)
@@ -160,7 +177,7 @@ class Redrive:
         """Plan where the broker can be looked at, then send. Without browse (and without `reserve`) the
         chosen ones are found on the way."""
         if job is None:
-            can_look = traits(self.url).browse or reserve
+            can_look = self._known().browse or reserve
             job = self.prepare(reserve=reserve)[0] if can_look else self._new_job(planned=False)
         return self._go(job, resumed=False)
 
@@ -255,7 +272,7 @@ class Redrive:
         if route.moves:
             close(job.id, LineState.ACKED, None, LineState.INTENT)
         close(job.id, LineState.SKIPPED, f"{GONE}: not handed out", LineState.PLANNED, LineState.INTENT)
-        if route.log:
+        if route.log and self._source is None:
             advance(self.ledger, self.url, route.source, self.queue, self.url.masked)
         self.ledger.change(job.id, state=JobState.DONE, note="")
         return self.ledger.receipt(job.id)
@@ -331,6 +348,9 @@ class Redrive:
         came = one.arrivals()
         return lambda: breaker.arrived(came(breaker.sent))
 
+    def _known(self) -> Traits:
+        return self._source.traits if self._source is not None else traits(self.url)
+
     @contextmanager
     def _route(self) -> Iterator[Route]:
         moves = self.target_url == replace(self.url, queue=self.target_url.queue)
@@ -342,14 +362,14 @@ class Redrive:
                 "carry bq-replay-bypass, so effects would be repeated",
                 "redrive without --bypass, or to a broker that carries headers",
             )
-        known = traits(self.url)
+        known = self._known()
         if self.spec.rate_per_s and known.lease_s and 2 / self.spec.rate_per_s > known.lease_s:
             raise Unsupported(
                 known.name,
                 f"wait {1 / self.spec.rate_per_s:.0f} s with one in hand: a lease is {known.lease_s:g} s",
                 "redrive at a higher --rate, or take a longer lease (?lease_s=)",
             )
-        source: Broker = connect(self.url, self._clock)
+        source: Broker = self._source or connect(self.url, self._clock)
         try:
             log = source.traits.replayable
             target = source if moves else connect(self.target_url, self._clock)

@@ -8,17 +8,20 @@ from typing import Any, Final
 import msgspec
 
 from shinar.clock import SYSTEM, Clock
+from shinar.envelope.text import scan_object
 from shinar.errors import ContractError
 from shinar.redrive.eligibility import Checks
 from shinar.redrive.ledger.ledger import Line, LineState
 from shinar.redrive.letters.letter import Letter, digest
+from shinar.redrive.letters.repair import repaired
 from shinar.redrive.send.patch import Patch
 from shinar.redrive.send.sender import Route, SentMs, copy_of
 
 #: Letters checked at once.
 CHUNK: Final = 200
-#: Messages shown by a dry run.
+#: Messages shown by a dry run, and characters of a payload in it.
 SAMPLE: Final = 5
+SAMPLE_CHARS: Final = 2_000
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -29,6 +32,9 @@ class Shown(msgspec.Struct, frozen=True):
     target: str
     error: str | None
     exception: str | None
+    #: The payload before and after --set, --patch or --repair, as JSON; "" where nothing changes it.
+    before: str = ""
+    after: str = ""
 
 
 class Plan(msgspec.Struct):
@@ -63,8 +69,14 @@ class Plan(msgspec.Struct):
 
 class Planner:
     def __init__(
-        self, route: Route, checks: Checks, patch: Patch | None = None, clock: Clock = SYSTEM
+        self,
+        route: Route,
+        checks: Checks,
+        patch: Patch | None = None,
+        clock: Clock = SYSTEM,
+        repair: str = "",
     ) -> None:
+        self._repair = repair
         self._route = route
         self._checks = checks
         self._patch = patch
@@ -128,10 +140,19 @@ class Planner:
             plan.bytes += size
             plan.targets[target] = plan.targets.get(target, 0) + 1
             if len(plan.sample) < SAMPLE:
-                plan.sample.append(Shown(letter.id, letter.urn, target, letter.error, letter.exception))
+                plan.sample.append(self._shown(letter, target))
         return lines
 
+    def _shown(self, letter: Letter, target: str) -> Shown:
+        changed, before, after = repaired(letter, self._repair), "", ""
+        if self._patch is not None or changed is not letter:
+            body = copy_of(changed)
+            before = _payload(letter.delivery.body)
+            after = _payload(body if self._patch is None else self._patch.changed(changed, body))
+        return Shown(changed.id, changed.urn, target, letter.error, letter.exception, before, after)
+
     def _refusal(self, letter: Letter, target: str) -> str:
+        letter = repaired(letter, self._repair)
         try:
             body, new_id = copy_of(letter), ""
             if self._patch is not None:
@@ -141,6 +162,13 @@ class Planner:
         why = self._checks.refused_copy(body) if self._patch is not None else ""
         sent_ms = None if new_id else self.last_sent_ms
         return why or self._route.refuses(target, letter, body, sent_ms, self._clock.epoch_ms())
+
+
+def _payload(body: bytes) -> str:
+    """The text of `data`, as far as a person wants to read it in a sample."""
+    found = scan_object(body).last("data")
+    text = found.value(body).decode("utf-8", "backslashreplace") if found is not None else "null"
+    return text if len(text) <= SAMPLE_CHARS else f"{text[:SAMPLE_CHARS]}…"
 
 
 def _pages(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

@@ -19,6 +19,7 @@ from shinar.errors import BrokerError, ContractError, PublishFailed, ShinarError
 from shinar.redrive.eligibility import Checks, cannot_carry, swallowed
 from shinar.redrive.ledger.ledger import Ledger, Line, LineState
 from shinar.redrive.letters.letter import DIGEST_CHARS, Letter, Nature
+from shinar.redrive.letters.repair import repaired
 from shinar.redrive.model import MAYBE_TWICE, Spec
 from shinar.redrive.send.breaker import Breaker
 from shinar.redrive.send.patch import Patch
@@ -149,10 +150,11 @@ class Sender:
     def _copy(self, item: Item) -> tuple[tuple[bytes, str] | None, str]:
         """((body, new id), "") or (None, why not)."""
         try:
-            body, new_id = copy_of(item.letter), ""
+            letter = repaired(item.letter, self._spec.repair)
+            body, new_id = copy_of(letter), ""
             if self._patch is not None:
                 # The same id as before a crash, so that the copy is the same message.
-                body, new_id = self._patch.apply(item.letter, body, item.line.new_id)
+                body, new_id = self._patch.apply(letter, body, item.line.new_id)
                 why = self._checks.refused_copy(body)
                 if why:
                     return None, why
