@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WHERE_HELP: Final = """\
 --where is a Spark SQL condition. Columns: urn, exception, error, reason, lang, queue, original_queue,
-attempts, created_at, failed_at, id, trace_id, fingerprint, and members of the payload: data.field, data.items[0].sku.
+attempts, created_at, failed_at, id, trace_id, fingerprint; and data.field, data.items[0].sku for the payload.
   --where "exception like '%GatewayTimeout' and failed_at > '2026-11-15 02:10:00'"
   --where "data.amount >= 100 and lang in ('php', 'go')"
 A dead letter for which Spark would raise an error stops the command, or is left out with --where-errors skip.

@@ -174,8 +174,8 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
     if not redrive.traits.browse and not args.reserve:
         if not args.yes:
             raise ConfigError(
-                "this broker cannot be browsed, so the dead letters cannot be counted first; add --reserve to "
-                "count them, or --yes to send what is found",
+                "this broker cannot be browsed, so the dead letters cannot be counted first; add --reserve "
+                "to count them, or --yes to send what is found",
                 setting="--yes",
             )
         return _run(args, redrive, None, None)
