@@ -221,7 +221,7 @@ def test_where_errors(url: str, run: Run) -> None:
         "redrive", url, "--where", "data.amount >= 50", "--where-errors", "skip", "--yes"
     )
     assert (code, receipt["published"]) == (0, 5)
-    assert "--where raised an error for 1 dead letters" in err
+    assert "--where raised an error for 1 dead letter;" in err
 
 
 def test_empty_payloads_of_php(url: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from shinar.cli.support.dead_letters import (
     add_choice,
     load_object,
     note,
+    plural,
     positive,
     say_unseen,
 )
@@ -264,7 +265,7 @@ def _say_missing(args: argparse.Namespace, redrive: Redrive, plan: Plan) -> None
     if args.quiet or args.lake:
         return
     if skipped := redrive.where_skipped:
-        note(f"--where raised an error for {skipped:,} dead letters; they were left out")
+        note(f"--where raised an error for {plural(skipped, 'dead letter')}; they were left out")
     if not plan.looked:
         say_missing(redrive.url, redrive.queue)
     if plan.complete and redrive.traits.browse:
