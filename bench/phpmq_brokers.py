@@ -32,7 +32,7 @@ import pika
 import redis
 
 from shinar.brokers import Outgoing, connect
-from shinar.phpmq.client import Address, Client
+from shinar.phpmq.client import PhpmqAddress, Client
 from shinar.phpmq.protocol import Acknowledge, Consume, Decoder, Dispatch, Limits, Send, encode
 from shinar.phpmq.protocol import extension as ext
 
@@ -92,7 +92,7 @@ def ours(url: str, count: int, batch: int) -> tuple[float, float]:
 def in_flight(url: str, count: int) -> tuple[float, float]:
     """As RabbitMQ's client works: 1000 messages on their way, in two halves, so that nobody waits."""
     half = WINDOW // 2
-    with closing(Client(Address(port=int(url.rpartition(":")[2])))) as client:
+    with closing(Client(PhpmqAddress(port=int(url.rpartition(":")[2])))) as client:
         items = [ext.Item(BODY) for _ in range(half)]
 
         def publish() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shinar import Backoff, Handlers, Limits, Policy, Worker, encode
 from shinar.brokers import Outgoing, connect
-from shinar.envelope import Message, uuid4
+from shinar.envelope import Message, fresh_id
 from shinar.envelope.model import Meta
 
 OUT = Path("demo-out")
@@ -41,14 +41,14 @@ def start_broker() -> tuple[subprocess.Popen[str], str]:
 
 
 def body(urn: str, data: dict, lang: str, queue: str, trace: str, at_ms: int) -> bytes:
-    return encode(Message(urn, trace, data, Meta(uuid4(), queue, lang, 1, at_ms), 0))
+    return encode(Message(urn, trace, data, Meta(fresh_id(), queue, lang, 1, at_ms), 0))
 
 
 def events(now_ms: int, draw: random.Random, truth: Counter[str]) -> list[bytes]:
     """A day of four services: an order leads to a payment, a parcel and a mail, or stops on the way."""
     made: list[bytes] = []
     for order in range(TRACES):
-        trace, at_ms = uuid4(), now_ms - draw.randrange(DAY_MS)
+        trace, at_ms = fresh_id(), now_ms - draw.randrange(DAY_MS)
         steps = [
             (
                 "urn:babel:orders:created",
@@ -162,7 +162,7 @@ def main() -> None:
         publish(url, "events", events(now_ms, draw, truth))
         say("3. Work for a worker")
         commands = [
-            body("urn:babel:orders:ship", {"order_id": n}, "php", "orders", uuid4(), now_ms)
+            body("urn:babel:orders:ship", {"order_id": n}, "php", "orders", fresh_id(), now_ms)
             for n in range(COMMANDS)
         ]
         publish(url, "orders", commands)

@@ -4,6 +4,8 @@ against all of them (contract, outcomes, crashes)."""
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +17,16 @@ from servers import Server
 from shinar.brokers import Broker, Delivery, connect, traits
 from shinar.settlement import Traits
 
+#: A distribution beside Shinar that brings a broker of its own: here as if it were installed, for this
+#: process and for those it starts.
+FILE_BROKER = Path(__file__).parent / "contract" / "file_broker"
+sys.path.insert(0, str(FILE_BROKER))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FILE_BROKER), os.environ.get("PYTHONPATH"))))
+
 #: row -> (server it needs, query options of its own)
 ROWS: dict[str, tuple[str | None, str]] = {
     "memory": (None, ""),
+    "file": (None, ""),
     "sqlite": (None, ""),
     "phpmq": (None, ""),
     "postgresql": ("postgresql", ""),
@@ -99,6 +108,8 @@ def case(
         url = server.url
     elif name == "sqlite":
         url = f"sqlite://{tmp_path}/queue.db"
+    elif name == "file":
+        url = f"file://{tmp_path}/spool"
     elif name == "phpmq":
         url = request.getfixturevalue("embedded")
     else:

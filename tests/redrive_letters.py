@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from babelqueue import dead_letter as sdk
 from servers.process import Server, new_home
 from shinar.brokers import Broker, Outgoing, connect, traits
 from shinar.envelope import DeadReason, build, dead_letter, dead_letter_copy, encode, poison_record
-from shinar.redrive import letters
+from shinar.redrive import JobState, Ledger
+from shinar.redrive.letters.read import read_letters
 from shinar.settlement.names import dead_letter_queue
 
 #: Ten kinds of handled failures; poison and a version nobody speaks make twelve.
@@ -89,6 +91,22 @@ def plant(broker: Broker, dlq: str, queue: str, count: int) -> list[bytes]:
             ],
         )
     return bodies
+
+
+def change_job(ledger: Ledger, job_id: str, **values: Any) -> None:
+    """As if another process had written so: its state, its runner, when it was last seen."""
+    sets = ", ".join(f"{name} = %s" for name in values)
+    plain = [str(value) if isinstance(value, str) else value for value in values.values()]
+    ledger._tables.update(f"UPDATE shinar_redrive_jobs SET {sets} WHERE id = %s", (*plain, job_id))
+
+
+#: No process has such a number.
+NOBODY = f"{socket.gethostname()}:{2**22 + 1}"
+
+
+def kill(ledger: Ledger, job_id: str) -> None:
+    """As if its runner had been killed just now."""
+    change_job(ledger, job_id, state=JobState.RUNNING, runner=NOBODY)
 
 
 def drained(broker: Broker, queue: str) -> Iterator[bytes]:
@@ -182,4 +200,4 @@ def everything(place: Place) -> list[bytes]:
     with place.broker() as broker:
         if broker.traits.browse:
             return [delivery.body for delivery in broker.browse(place.dlq)]
-        return [letter.delivery.body for letter in letters(broker, place.dlq, reserve=True)]
+        return [letter.delivery.body for letter in read_letters(broker, place.dlq, reserve=True)]

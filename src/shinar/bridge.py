@@ -18,6 +18,8 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.capacity import body_refusal
+from shinar.delivery.leases import RENEW_AFTER, lease_s_of, renewal_due
 from shinar.delivery.throttle import Pace
 from shinar.errors import ConfigError, PublishFailed, ShinarError
 from shinar.settlement import Traits, refuses_message
@@ -49,7 +51,7 @@ class Counts(msgspec.Struct, frozen=True):
         return self.received == self.sent + self.refused
 
 
-class Plan(msgspec.Struct, frozen=True):
+class BridgePlan(msgspec.Struct, frozen=True):
     #: Browse the source and leave it as it is.
     copy: bool = False
     #: Go on waiting for messages when the source is empty.
@@ -64,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
             raise ConfigError("must be a number of messages a second, more than 0", setting="rate")
 
 
-class Place(msgspec.Struct, frozen=True):
+class BrokerQueue(msgspec.Struct, frozen=True):
     broker: Broker
     queue: str
 
@@ -74,16 +76,16 @@ def bridge(
     source_queue: str,
     target: Broker,
     target_queue: str,
-    plan: Plan = Plan(),  # noqa: B008  # frozen
+    plan: BridgePlan = BridgePlan(),  # noqa: B008  # frozen
     *,
-    refused_to: Place | None = None,
+    refused_to: BrokerQueue | None = None,
     stop: Callable[[], bool] = lambda: False,
     clock: Clock = SYSTEM,
 ) -> Iterator[Counts]:
     """What has happened so far, after each batch. Whenever it ends, by an error too, what was taken and not
     sent is handed back to the source."""
     counts = Counts()
-    held = _Held(source, clock)
+    held = _Reservations(source, clock)
     halts = _never if plan.copy or refused_to is not None else _halting(source.traits)
     pace = Pace(plan.rate_per_s, BATCH, clock)
     if plan.copy:
@@ -100,7 +102,7 @@ def bridge(
             pace.spend(len(batch))
             if not plan.copy:
                 held.add(batch)
-            load = _Load(Place(target, target_queue), halts)
+            load = _Transfer(BrokerQueue(target, target_queue), halts)
             failure: ShinarError | None = None
             aside: list[Delivery] = []
             try:
@@ -121,7 +123,7 @@ def bridge(
         held.hand_back()
 
 
-def _added(counts: Counts, load: _Load, lapsed: int) -> Counts:
+def _added(counts: Counts, load: _Transfer, lapsed: int) -> Counts:
     refused = counts.refused + len(load.refused)
     stopped = load.halted
     if refused > MOST_REFUSED:
@@ -137,8 +139,8 @@ def _added(counts: Counts, load: _Load, lapsed: int) -> Counts:
 
 
 def _halting(traits: Traits) -> Callable[[Delivery], bool]:
-    """Where a refused message may not be passed by: a log comes again from its first unfinished record
-    on, and a message with a key holds up those behind it, or would be overtaken by them."""
+    """Whether the messages behind a refused one must wait: a log is read again from its first unfinished
+    record, and a message with a key blocks those behind it, or would be overtaken by them."""
     if traits.replayable:
         return lambda _: True
     return (lambda delivery: delivery.key is not None) if traits.ordered else _never
@@ -148,10 +150,10 @@ def _never(_: Delivery) -> bool:
     return False
 
 
-class _Load:
+class _Transfer:
     """A batch on its way: what the target confirmed, and what it can never take."""
 
-    def __init__(self, target: Place, halts: Callable[[Delivery], bool]) -> None:
+    def __init__(self, target: BrokerQueue, halts: Callable[[Delivery], bool]) -> None:
         self._target, self._halts = target, halts
         self.sent: list[Delivery] = []
         self.refused: list[Delivery] = []
@@ -162,16 +164,16 @@ class _Load:
     def send(self, batch: list[Delivery]) -> None:
         fitting: list[Delivery] = []
         for delivery in batch:
-            why = _misfit(self._target.broker.traits, delivery)
-            if not why:
+            refusal = body_refusal(self._target.broker.traits, delivery.body)
+            if refusal is None:
                 fitting.append(delivery)
             elif self._halts(delivery):
                 self._publish(fitting)
                 if not self.halted:
-                    self._refuse(delivery, why)
+                    self._refuse(delivery, str(refusal))
                 return
             else:
-                self._refuse(delivery, why)
+                self._refuse(delivery, str(refusal))
         self._publish(fitting)
 
     def _publish(self, batch: list[Delivery]) -> None:
@@ -211,7 +213,7 @@ class _Load:
             )
 
 
-def _set_aside(place: Place, refused: list[Delivery]) -> None:
+def _set_aside(place: BrokerQueue, refused: list[Delivery]) -> None:
     try:
         _publish(place, refused)
     except ShinarError as exc:
@@ -222,12 +224,12 @@ def _set_aside(place: Place, refused: list[Delivery]) -> None:
         raise
 
 
-def _publish(place: Place, batch: list[Delivery]) -> None:
+def _publish(place: BrokerQueue, batch: list[Delivery]) -> None:
     names_origin = place.broker.traits.dedup_window_s is not None
     place.broker.publish(place.queue, [_outgoing(delivery, names_origin) for delivery in batch])
 
 
-class _Held:
+class _Reservations:
     """What the source believes to be in our hands."""
 
     def __init__(self, source: Broker, clock: Clock) -> None:
@@ -247,31 +249,31 @@ class _Held:
     def keep(self) -> None:
         """Refused ones stay in hand to the end, or the source would hand them out again and again."""
         lease_s = self._lease_s()
-        if lease_s is not None and self._clock.monotonic_s() - self._kept_s > lease_s / 3:
+        if lease_s is not None and renewal_due(self._clock.monotonic_s() - self._kept_s, lease_s):
             self._source.extend(list(self._held.values()), lease_s)
             self._kept_s = self._clock.monotonic_s()
 
     def patience_s(self) -> float:
         """How long the source may be waited for before the leases want to be looked after."""
         lease_s = self._lease_s()
-        return math.inf if lease_s is None else lease_s / 3
+        return math.inf if lease_s is None else lease_s * RENEW_AFTER
 
     def _lease_s(self) -> float | None:
         """The shortest; None when nothing is held, or for as long as the connection."""
-        held = self._held.values()
-        return min(
-            ((d.lease_until_ms - d.received_ms) / 1000 for d in held if d.lease_until_ms is not None),
-            default=None,
-        )
+        leases = (lease_s_of(delivery) for delivery in self._held.values())
+        return min((lease_s for lease_s in leases if lease_s is not None), default=None)
 
     def hand_back(self) -> None:
         if self._held:
             # If the source is gone, its leases end, or the lost connection returns them.
             with suppress(ShinarError):
-                self._source.release(list(self._held.values()))
+                # Nobody handled them: the broker's count is the one from before.
+                self._source.release(list(self._held.values()), count=False)
 
 
-def _reserved(source: Broker, queue: str, plan: Plan, step: int, held: _Held) -> Iterator[list[Delivery]]:
+def _reserved(
+    source: Broker, queue: str, plan: BridgePlan, step: int, held: _Reservations
+) -> Iterator[list[Delivery]]:
     left = plan.limit
     while left is None or left > 0:
         most = step if left is None else min(step, left)
@@ -283,7 +285,7 @@ def _reserved(source: Broker, queue: str, plan: Plan, step: int, held: _Held) ->
             return
 
 
-def _waited_for(source: Broker, queue: str, most: int, held: _Held) -> list[Delivery]:
+def _waited_for(source: Broker, queue: str, most: int, held: _Reservations) -> list[Delivery]:
     left_s = WAIT_S
     while True:
         wait_s = min(left_s, held.patience_s())
@@ -294,7 +296,7 @@ def _waited_for(source: Broker, queue: str, most: int, held: _Held) -> list[Deli
         held.keep()
 
 
-def _browsed(source: Broker, queue: str, plan: Plan, step: int) -> Iterator[list[Delivery]]:
+def _browsed(source: Broker, queue: str, plan: BridgePlan, step: int) -> Iterator[list[Delivery]]:
     most = None if plan.limit is None else plan.skip + plan.limit
     found = islice(source.browse(queue, most), plan.skip, None)
     while batch := list(islice(found, step)):
@@ -308,18 +310,3 @@ def _outgoing(delivery: Delivery, names_origin: bool) -> Outgoing:
     # way back. Only the same message from the same place, sent again, is the same to it.
     place = delivery.position or hashlib.sha256(delivery.body).hexdigest()
     return Outgoing(delivery.body, delivery.headers, delivery.key, origin=f"{delivery.queue}\0{place}")
-
-
-def _misfit(traits: Traits, delivery: Delivery) -> str:
-    """Why the target can never take it; "" when it looks as if it could."""
-    if traits.max_body_bytes is not None and len(delivery.body) > traits.max_body_bytes:
-        return f"{len(delivery.body)} bytes are over the limit of {traits.max_body_bytes}"
-    return "" if traits.binary or _is_text(delivery.body) else "the target takes text only"
-
-
-def _is_text(body: bytes) -> bool:
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

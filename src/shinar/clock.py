@@ -1,8 +1,10 @@
-"""The only reader of time. Everything that needs "now" is given a Clock, so tests can pin it."""
+"""The only reader of time (tests/architecture/test_time.py). What decides by "now" is given a Clock, so that
+tests can pin it; a driver's own threads and timeouts read SYSTEM."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 class Clock:
@@ -11,6 +13,9 @@ class Clock:
 
     def epoch_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def utc_now(self) -> datetime:
+        return datetime.fromtimestamp(self.epoch_s(), UTC)
 
     def monotonic_s(self) -> float:
         return time.monotonic()

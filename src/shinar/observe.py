@@ -1,4 +1,4 @@
-"""Counters, gauges and log fields. Standard library only; knows nothing of messages or brokers.
+"""Counters, gauges and log lines. Knows nothing of messages or brokers.
 
 Metrics are kept by name and labels and rendered as Prometheus text. Labels are of low cardinality
 (queue, urn, outcome), never ids. Logs carry ids as fields and never a payload at info level.
@@ -11,14 +11,18 @@ import datetime
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from shinar.printable import printable, printable_lines
 
 Labels = tuple[tuple[str, str], ...]
 
 #: Upper bounds of the duration histogram, in seconds.
 BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 
+#: A traceback in the log is cut to so many characters: its last line may quote a whole response.
+MAX_TRACEBACK_CHARS: Final = 20_000
 #: Fields a log record may carry as `extra`; each becomes a member of the JSON line.
 LOG_FIELDS: Final = ("trace_id", "id", "urn", "queue", "attempt", "outcome", "count", "broker", "duration_ms")
 
@@ -109,30 +113,56 @@ class JsonFormatter(logging.Formatter):
         }
         line |= fields_of(record)
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = self.formatException(record.exc_info)[:MAX_TRACEBACK_CHARS]
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: message first, fields behind it."""
+    """The same for people: message first, fields behind it. Nothing in it can forge a line or drive a
+    terminal, wherever it comes from."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={value}" for name, value in fields_of(record).items())
+        fields = " ".join(f"{name}={printable(str(value))}" for name, value in fields_of(record).items())
         when = self.formatTime(record, "%H:%M:%S")
-        text = f"{when} {record.levelname.lower():<7} {record.getMessage()}"
+        text = f"{when} {record.levelname.lower():<7} {printable(record.getMessage())}"
         text = f"{text}  {fields}" if fields else text
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if not record.exc_info:
+            return text
+        return f"{text}\n{printable_lines(self.formatException(record.exc_info)[:MAX_TRACEBACK_CHARS])}"
 
 
 def fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
     return {name: value for name in LOG_FIELDS if (value := getattr(record, name, None)) not in (None, "")}
 
 
-def setup_logging(*, level: str = "info", json_lines: bool = False) -> None:
-    """Send Shinar's log to stderr. Called by the CLI only; a library leaves this to its host."""
+class ContextFilter(logging.Filter):
+    """Adds the fields of whatever is being handled to every record that does not bring its own."""
+
+    def __init__(self, fields: Callable[[], Mapping[str, object]]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for name, value in self._fields().items():
+            if not hasattr(record, name):
+                setattr(record, name, value)
+        return True
+
+
+def setup_logging(
+    *,
+    level: str = "info",
+    json_lines: bool = False,
+    logger: str = "shinar",
+    fields: Callable[[], Mapping[str, object]] | None = None,
+) -> None:
+    """Send the log of `logger` ("" for everybody's) to stderr. Called by the CLI only; a library leaves this
+    to its host. `fields` gives the fields of what is being handled."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if json_lines else TextFormatter())
-    root = logging.getLogger("shinar")
-    root.handlers = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    if fields is not None:
+        handler.addFilter(ContextFilter(fields))
+    chosen = logging.getLogger(logger)
+    chosen.handlers = [handler]
+    chosen.setLevel(level.upper())
+    chosen.propagate = False

@@ -9,13 +9,16 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from shinar.brokers import Broker, BrokerUrl, Facts, Outgoing, connect, parse
-from shinar.brokers.projection import check_header, checked_delay_s
+from shinar.brokers import BrokerUrl, Facts, Outgoing, connect, parse
+from shinar.brokers.projection import check_header
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.capacity import check_body, check_delay, check_key
+from shinar.delivery.gather import Gathering
 from shinar.envelope import Message, MetaEntries, build, build_from, check_strict, encode
 from shinar.envelope.model import ASCII_WS
-from shinar.errors import BodyTooLarge, ConfigError, ContractError, Unsupported
+from shinar.errors import ConfigError, ContractError
 from shinar.observe import Metrics
+from shinar.settlement import Traits
 
 #: Messages handed to the broker at once by send_many: large enough to amortise a round trip.
 BATCH: Final = 500
@@ -36,6 +39,8 @@ class Tracing(Protocol):
 class Producer:
     """One connection to one broker; `send` returns when the broker has confirmed.
 
+    Safe to share: threads that send at the same time have their messages published in one batch, and each
+    gets its own result. A process forked from this one opens a connection of its own on its first send.
     `validate(urn, data)` is called before anything is sent and refuses by raising; a schema
     registry's `validate` fits. `strict` adds the payload rules that keep every language happy.
     """
@@ -58,7 +63,7 @@ class Producer:
         self._telemetry = telemetry
         self._clock = clock
         self.metrics = metrics or Metrics()
-        self._broker: Broker = connect(parsed, clock)
+        self._gathering = Gathering(lambda: connect(parsed, clock), "producer")
 
     def send(
         self,
@@ -133,14 +138,14 @@ class Producer:
         """Send finished envelopes byte for byte; how many."""
         target = self._target(queue)
         kept = _checked_headers(headers)
-        self._check_delay(delay_s)
+        check_delay(self._traits, delay_s)
         batch: list[Outgoing] = []
         for body in bodies:
             if not isinstance(body, bytes):
                 raise ContractError(
                     f"a body is bytes, not {type(body).__name__}; give a list of encoded messages"
                 )
-            self._check_size(body)
+            check_body(self._traits, body)
             batch.append(Outgoing(body, headers=kept, delay_s=delay_s))
         if batch:
             self._publish(target, batch, ())
@@ -160,11 +165,10 @@ class Producer:
         if self._strict:
             check_strict(message.data)
         body = encode(message)
-        self._check_size(body)
-        self._check_delay(delay_s)
-        traits = self._broker.traits
-        if key is not None and not traits.key:
-            raise Unsupported(traits.name, "order by key", "leave the key out, or use another broker")
+        check_body(self._traits, body)
+        check_delay(self._traits, delay_s)
+        if key is not None:
+            check_key(self._traits)
         return Outgoing(
             body,
             headers=_checked_headers(headers),
@@ -184,32 +188,18 @@ class Producer:
         given = (trace_id or ("" if own else self._active_trace_id()) or "").strip(ASCII_WS)
         return msgspec.structs.replace(built, trace_id=given) if given else built
 
-    def _check_size(self, body: bytes) -> None:
-        traits = self._broker.traits
-        if traits.max_body_bytes is not None and len(body) > traits.max_body_bytes:
-            raise BodyTooLarge(len(body), traits.max_body_bytes, broker=traits.name)
-
-    def _check_delay(self, delay_s: float) -> None:
-        if not isinstance(delay_s, int | float):
-            raise ContractError(f"a delay is a number of seconds, not {type(delay_s).__name__}")
-        if delay_s < 0:
-            raise ContractError(f"a delay of {delay_s} s lies in the past")
-        checked_delay_s(self._broker.traits.name, delay_s)
-        if delay_s and not self._broker.traits.delay:
-            raise Unsupported(
-                self._broker.traits.name,
-                "delay a message",
-                "schedule it in your program, or use another broker",
-            )
+    @property
+    def _traits(self) -> Traits:
+        return self._gathering.broker.traits
 
     def _publish(self, queue: str, batch: list[Outgoing], messages: Sequence[Message]) -> None:
         if self._telemetry is None or not messages:
-            self._broker.publish(queue, batch)
+            self._gathering.publish(queue, batch)
         else:
             with self._telemetry.sending(queue, messages) as headers:
                 pairs = zip(batch, headers, strict=True)
                 traced = [msgspec.structs.replace(m, headers={**m.headers, **h}) for m, h in pairs]
-                self._broker.publish(queue, traced)
+                self._gathering.publish(queue, traced)
         self.metrics.add("shinar_sent_total", len(batch), queue=queue)
 
     def _active_trace_id(self) -> str | None:
@@ -222,7 +212,7 @@ class Producer:
         return target
 
     def close(self) -> None:
-        self._broker.close()
+        self._gathering.close()
 
     def __enter__(self) -> Producer:
         return self
@@ -234,7 +224,7 @@ class Producer:
 
 
 def facts(message: Message) -> Facts:
-    """What projections need, taken from a message we already hold."""
+    """What projections need, taken from a decoded message."""
     meta = message.meta
     return Facts(
         message.urn,
@@ -276,5 +266,5 @@ def _utf8(text: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ContractError(
-            f"{what} holds a lone surrogate and is not Unicode; send text UTF-8 can write"
+            f"{what} contains a lone surrogate, which UTF-8 cannot encode; send valid Unicode text"
         ) from None

@@ -44,14 +44,16 @@ class Telemetry:
         kinds = self._trace.SpanKind
         if len(messages) == 1:
             fields = _fields(messages[0], queue, "send")
-            with self._tracer.start_as_current_span(f"send {queue}", kind=kinds.PRODUCER, attributes=fields):
+            with self._tracer.start_as_current_span(
+                f"send {queue}", self._sender(messages[0]), kind=kinds.PRODUCER, attributes=fields
+            ):
                 yield [self._headers()]
             return
         headers, links = [], []
         for message in messages:
             fields = _fields(message, queue, "create")
             with self._tracer.start_as_current_span(
-                f"create {queue}", kind=kinds.PRODUCER, attributes=fields
+                f"create {queue}", self._sender(message), kind=kinds.PRODUCER, attributes=fields
             ) as span:
                 headers.append(self._headers())
                 links.append(self._trace.Link(span.get_span_context()))
@@ -88,6 +90,18 @@ class Telemetry:
         found = extract_trace(headers.get("traceparent"), message.trace_id)
         if found.source == "traceparent":
             return self._propagate.extract(dict(headers))
+        return self._remote(message)
+
+    def _sender(self, message: Message) -> Any:
+        """The context of a sending span: the active one if the message is of its trace (None says that), else
+        the trace its `trace_id` names, so that the header and the envelope agree."""
+        active = self._trace.get_current_span().get_span_context()
+        if active.is_valid and active.trace_id == otel_trace_id(message.trace_id):
+            return None
+        return self._remote(message)
+
+    def _remote(self, message: Message) -> Any:
+        """The trace that `trace_id` names, with the parent span every SDK derives from it."""
         span = self._trace.NonRecordingSpan(
             self._trace.SpanContext(
                 trace_id=otel_trace_id(message.trace_id),

@@ -47,9 +47,12 @@ LAYERS = {
     "pipeline.lake": 52,
     "pipeline.batch": 53,
     "pipeline.config": 54,
+    "pipeline.checkpoint": 54,
     "pipeline.handlers": 54,
     "pipeline.metrics": 54,
+    "pipeline.process_guard": 50,
     "pipeline.session": 54,
+    "pipeline.run_summary": 54,
     "pipeline.analysis": 54,
     "pipeline.maintenance": 55,
     "pipeline.report": 55,
@@ -205,6 +208,22 @@ def test_the_command_line_starts_without_the_heavy_imports() -> None:
         "except SystemExit: pass\n"
         "heavy = {'pyspark', 'pyarrow', 'msgspec', 'asyncio', 'redis', 'pika', 'boto3'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_producer_and_worker_load_no_server_and_no_database() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, shinar\n"
+        "shinar.Producer, shinar.Worker, shinar.Handlers, shinar.Limits, shinar.Policy\n"
+        "with shinar.Producer('memory://a/b') as producer: producer.send('urn:babel:a:b', {})\n"
+        "shinar.Worker('memory://a/b', {}, limits=shinar.Limits(max_messages=0)).run()\n"
+        "loaded = {'http.server', 'socketserver', 'sqlite3'} & set(sys.modules)\n"
+        "sys.exit(f'imported {loaded}' if loaded else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

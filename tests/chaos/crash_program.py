@@ -20,8 +20,14 @@ def main(url: str, queue: str, path: str) -> None:
             time.sleep(pause_s)
 
     limits = Limits(until_empty=True, empty_wait_s=float(os.environ.get("EMPTY_WAIT_S", "5")))
+    # More attempts than kills: what the same messages do that are lost by several kills is tested elsewhere.
     worker = Worker(
-        url, {"urn:babel:orders:created": handle}, queue=queue, policy=Policy(), limits=limits, prefetch=50
+        url,
+        {"urn:babel:orders:created": handle},
+        queue=queue,
+        policy=Policy(max_attempts=1000),
+        limits=limits,
+        prefetch=50,
     )
     print(worker.run().counts, flush=True)
 

@@ -21,7 +21,7 @@ from shinar.brokers import Broker, Delivery, Outgoing, connect
 from shinar.errors import BrokerError
 from shinar.phpmq import maintenance
 from shinar.phpmq.schema import DATA_FILE
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 KILLS = 100 if os.environ.get("SHINAR_HEAVY") else 10
 PUBLISHERS = 2
@@ -159,7 +159,7 @@ def test_sigkill_under_load(tmp_path: Path) -> None:
 def test_a_log_cut_at_any_byte_is_a_prefix_of_commits(tmp_path: Path) -> None:
     """A power cut leaves some prefix of the write-ahead log, perhaps with garbage behind it."""
     folder = tmp_path / "live"
-    store = Store(folder)
+    store = BrokerStore(folder)
     queue = store.create_queue("orders")
     store.commit([queue])
     wal = folder / (DATA_FILE + "-wal")
@@ -180,7 +180,7 @@ def test_a_log_cut_at_any_byte_is_a_prefix_of_commits(tmp_path: Path) -> None:
         torn = wal.read_bytes()[:size] + dice.randbytes(dice.choice([0, 0, 100, 5000]))
         (crashed / wal.name).write_bytes(torn)
         expected = max(count for end, count in ends if end <= size)
-        again = Store(crashed)
+        again = BrokerStore(crashed)
         (row,) = again.queues()
         assert row.messages == expected
         assert len(again.load(row.first, row, 10_000, 10**9)) == expected

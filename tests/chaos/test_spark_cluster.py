@@ -99,23 +99,21 @@ def test_speculative_twins(tmp_path: Path):
     twins = [event for event in task_starts(events) if event["Task Info"]["Speculative"]]
     assert twins, "Spark started no task twice: the test has shown nothing"
     assert overtaken, "no twin won a race while the other held its reservations"
-    print(
-        f"\n{len(twins)} speculative tasks, {overtaken} of them froze a share that a stopped task had begun"
-    )
+    print(f"\n{len(twins)} speculative tasks, {overtaken} captured a partition that a stopped task had begun")
 
 
 def stop_and_go(on: Cluster, run: Run, times: int) -> int:
-    """Stop a worker that is freezing a share, let a twin finish the batch, let the worker go on.
+    """Stop a worker that is capturing a partition, let a twin finish the batch, let the worker go on.
     Says how often a batch ended without the one that had been stopped."""
     overtaken = 0
     for _ in range(times):
-        slow = until("a worker that freezes", lambda: freezing(on) or not run.alive, pause_s=0.005)
+        slow = until("a worker that captures", lambda: capturing(on) or not run.alive, pause_s=0.005)
         if not run.alive:
             break
         seen = run.batches
         with contextlib.suppress(ProcessLookupError):
             os.kill(slow, signal.SIGSTOP)
-            if is_freezing(slow):  # else it has just published
+            if is_capturing(slow):  # else it has just published
                 with contextlib.suppress(AssertionError):
                     until("a batch without it", lambda n=seen: run.batches > n or not run.alive, 90.0)
                 overtaken += run.batches > seen
@@ -124,11 +122,11 @@ def stop_and_go(on: Cluster, run: Run, times: int) -> int:
     return overtaken
 
 
-def freezing(on: Cluster) -> int:
-    return next((pid for pid in on.readers() if is_freezing(pid)), 0)
+def capturing(on: Cluster) -> int:
+    return next((pid for pid in on.readers() if is_capturing(pid)), 0)
 
 
-def is_freezing(pid: int) -> bool:
+def is_capturing(pid: int) -> bool:
     """Has it an attempt's file open? Then it has reserved messages and not yet published them."""
     with contextlib.suppress(OSError):
         return any("/attempts/" in os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir())

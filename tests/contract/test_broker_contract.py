@@ -5,17 +5,25 @@ A broker that needs another test here, or a changed one, does not fulfil the con
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
-from cases import Case, nothing_left, take
-from shinar.brokers import Outgoing
+from cases import Case, nothing_left, take, with_options
+from shinar.brokers import Broker, Delivery, Outgoing
 from shinar.envelope import build, encode
 from shinar.errors import ShinarError, Unsupported
 
+TESTS = str(Path(__file__).parents[1])
 #: A delay of two seconds, where the broker counts in whole ones; and a little for its clock.
 LEAST_OF_TWO_S = 0.9
 
@@ -125,6 +133,22 @@ def test_release_hands_back_the_same_bytes_and_headers(case: Case) -> None:
     assert nothing_left(broker, case.queue)
 
 
+def test_what_nobody_began_to_handle_goes_back_as_if_it_had_never_been_handed_out(case: Case) -> None:
+    broker = case.connect()
+    broker.publish(case.queue, outgoing(2))
+    held = take(broker, case.queue, 2)
+    assert broker.release(held, count=False) == ()
+    again = take(broker, case.queue, 2)
+    assert sorted(d.body for d in again) == sorted(d.body for d in held)
+    if broker.traits.release_uncounted:
+        assert {d.native_count for d in again} == {broker.traits.count_base}
+    elif broker.traits.count_base is not None:
+        counts = {d.native_count for d in again}
+        assert counts == {broker.traits.count_base + 1}, "the trait says that it cannot be taken back"
+    broker.ack(again)
+    assert nothing_left(broker, case.queue)
+
+
 def test_a_delayed_message_comes_late_but_comes(case: Case) -> None:
     if not case.traits.delay:
         pytest.skip("no delay")
@@ -184,6 +208,86 @@ def test_an_unsettled_message_comes_back_when_the_connection_ends(case: Case) ->
     again = take(heir, case.queue, 2)
     assert sorted(d.body for d in again) == sorted(d.body for d in held[1:])
     heir.ack(again)
+
+
+#: Reserves everything, then dies without a word, as a worker does whose handler ends the process.
+KILLED_CONSUMER = """
+import os, signal, sys
+from cases import take
+from shinar.brokers import connect
+broker = connect(sys.argv[1])
+held = take(broker, sys.argv[2], 2)
+print(len(held), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_native_count_has_grown_after_a_consumer_was_killed(case: Case) -> None:
+    """What bounds a message that kills every worker: the count is right before a handler is called."""
+    if case.traits.count_base is None or not case.traits.shared:
+        pytest.skip("the broker does not count deliveries, or serves one process only")
+    short = ("lease_s=2",) if case.traits.lease_s is not None else ()
+    broker = case.connect(*short)
+    broker.publish(case.queue, outgoing(2))
+    for kills in (1, 2):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED_CONSUMER, with_options(case.url, *short), case.queue],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((TESTS, os.environ["PYTHONPATH"]))},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert (done.stdout.strip(), done.returncode) == ("2", -signal.SIGKILL), done.stderr
+        if kills == 2:
+            again = take(broker, case.queue, 2)
+            counts, most = {d.native_count for d in again}, case.traits.count_base + kills
+            if case.traits.crash_counts:
+                assert counts == {most}
+            else:
+                assert counts <= set(range(case.traits.count_base, most + 1))
+            broker.ack(again)
+
+
+def test_after_a_restart_a_receipt_either_settles_its_message_or_has_lapsed(case: Case) -> None:
+    """One cheap call tells which deliveries are still ours: the worker drops the others unstarted."""
+    if case.server is None or not case.server.durable:
+        pytest.skip("no server whose queues outlive a restart")
+    broker = case.connect()
+    broker.publish(case.queue, outgoing(3))
+    held = take(broker, case.queue, 3)
+    case.server.stop()
+    with contextlib.suppress(ShinarError):
+        broker.reserve(case.queue, 1, 0.5)
+    case.server.start()
+    fresh = [] if case.traits.lasting_lease else _until_it_answers(broker, case.queue, 3)
+    lapsed = _until_it_answers(broker, case.queue, 0, lambda: broker.extend(held, 30.0))
+    assert sorted(d.body for d in lapsed) == sorted(d.body for d in fresh)
+    if case.traits.lasting_lease:
+        assert lapsed == []
+    assert {d.body for d in broker.ack(held)} == {d.body for d in lapsed}
+    assert broker.ack(fresh) == ()
+    assert nothing_left(broker, case.queue)
+
+
+def _until_it_answers(
+    broker: Broker, queue: str, count: int, call: Callable[[], Iterable[Delivery]] | None = None
+) -> list[Delivery]:
+    """Deliveries of a broker that reconnects by being asked again."""
+    found: list[Delivery] = []
+    deadline = time.monotonic() + 45
+    while time.monotonic() < deadline:
+        try:
+            if call is not None:
+                return list(call())
+            found += broker.reserve(queue, count - len(found), 4.0)
+            if not found and broker.traits.replayable:
+                return found  # the group's membership survived, and with it the receipts
+            if len(found) >= count:
+                return found
+        except ShinarError:
+            time.sleep(0.5)
+    return found
 
 
 def test_an_extended_lease_lasts_longer(case: Case) -> None:

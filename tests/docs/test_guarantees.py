@@ -1,43 +1,54 @@
-"""The table of guarantees in the docs is what the brokers' traits say."""
+"""The tables of brokers in the docs are what the registry and the brokers' traits say."""
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from shinar.brokers import traits
+from cases import FILE_BROKER
+from shinar.brokers.registry import ROWS, rows
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "delivery-guarantees.md"
-URLS = {
-    "memory": "memory://x/q",
-    "embedded (phpmq)": "phpmq://h/q",
-    "sqlite": "sqlite:///x.db?queue=q",
-    "postgresql": "postgresql://h/d/q",
-    "mysql": "mysql://h/d/q",
-    "redis": "redis://h/q",
-    "redis, Laravel layout": "redis://h/q?layout=laravel",
-    "rabbitmq": "amqp://h/q",
-    "sqs": "sqs://r/q",
-    "sqs fifo": "sqs://r/q.fifo",
-    "servicebus": "servicebus://k:v@h/q",
-    "kafka": "kafka://h/q",
-    "pulsar": "pulsar://h/q",
-    "artemis": "artemis://h/q",
-}
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "broker_tables.py"
 
 
-@pytest.mark.parametrize("name", URLS)
-def test_the_row_of_each_broker_is_true(name: str) -> None:
-    found = traits(URLS[name])
-    lease = "connection" if found.lease_s is None else f"{found.lease_s:g} s"
-    limit = "yes" if found.max_delay_s is None else f"up to {found.max_delay_s:g} s"
-    facts = (found.headers, found.key, found.browse, found.depth, found.portable_receipts, found.atomic_move)
-    cells = [
-        name,
-        lease,
-        found.attempts,
-        limit if found.delay else "no",
-        *("yes" if yes else "no" for yes in facts),
-    ]
-    assert "| " + " | ".join(cells) + " |" in PAGE.read_text()
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("broker_tables", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "--check"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_changed_table_is_noticed(tool: ModuleType) -> None:
+    page = (ROOT / "docs" / "delivery-guarantees.md").read_text()
+    assert "| memory | 60 s |" in page
+    changed = page.replace("| memory | 60 s |", "| memory | 61 s |")
+    assert tool.current(changed) == page
+
+
+def test_every_broker_has_a_row_and_a_page(tool: ModuleType) -> None:
+    page = (ROOT / "docs" / "brokers" / "index.md").read_text()
+    for row in ROWS.values():
+        assert row.label in page
+        assert not row.page or (ROOT / "docs" / "brokers" / row.page).exists()
+
+
+def test_a_broker_of_another_distribution_gets_its_row(tool: ModuleType) -> None:
+    assert FILE_BROKER.is_dir()
+    assert "| files | `file:///var/spool/shinar?queue=orders` |" in tool.urls(rows())
+    assert "| files | 60 s | max | yes |" in tool.guarantees(rows())

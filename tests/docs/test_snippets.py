@@ -55,14 +55,3 @@ def test_the_readme_program_is_short_and_its_commands_exist() -> None:
     targets = (ROOT / "Makefile").read_text()
     for command in re.findall(r"^make (\w+)", text, re.M):
         assert f"\n{command}:" in targets
-
-
-def test_every_error_code_is_explained() -> None:
-    import inspect
-
-    from shinar import errors
-
-    page = (ROOT / "docs" / "errors.md").read_text()
-    for _, kind in inspect.getmembers(errors, inspect.isclass):
-        if issubclass(kind, errors.ShinarError):
-            assert f"| {kind.code} | `{kind.__name__}` |" in page

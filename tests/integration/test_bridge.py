@@ -16,7 +16,7 @@ import pytest
 
 from cases import embedded, take
 from servers import Server, with_queue
-from shinar.bridge import BATCH, Counts, Place, Plan, bridge
+from shinar.bridge import BATCH, BridgePlan, BrokerQueue, Counts, bridge
 from shinar.brokers import Broker, Outgoing, connect, parse
 from shinar.cli.commands.bridge import register, run, same_place
 from shinar.clock import PinnedClock
@@ -75,9 +75,9 @@ def test_a_copy_leaves_the_source_as_it_is_and_a_limit_holds(tmp_path: Path) -> 
     source, target = connect(f"sqlite://{tmp_path}/a.db"), connect(f"sqlite://{tmp_path}/b.db")
     sent = bodies(20)
     source.publish("q", [Outgoing(body) for body in sent])
-    assert last(bridge(source, "q", target, "copy", Plan(copy=True, limit=12))).sent == 12
-    assert last(bridge(source, "q", target, "copy", Plan(copy=True, skip=12))).sent == 8
-    assert last(bridge(source, "q", target, "part", Plan(limit=5))).sent == 5
+    assert last(bridge(source, "q", target, "copy", BridgePlan(copy=True, limit=12))).sent == 12
+    assert last(bridge(source, "q", target, "copy", BridgePlan(copy=True, skip=12))).sent == 8
+    assert last(bridge(source, "q", target, "part", BridgePlan(limit=5))).sent == 5
     assert [d.body for d in target.browse("copy")] == sent
     assert [d.body for d in target.browse("part")] == sent[:5]
     assert [d.body for d in source.browse("q")] == sent[5:]
@@ -132,7 +132,7 @@ def test_a_rate_is_even_and_refused_messages_are_held_to_the_end(tmp_path: Path)
     target.traits = dataclasses.replace(target.traits, binary=False)  # type: ignore[misc]  # a smaller target than there is
     started_s = clock.monotonic_s()
     sizes, before = [], 0
-    for counts in bridge(source, "q", target, "q", Plan(rate_per_s=10.0, limit=401), clock=clock):
+    for counts in bridge(source, "q", target, "q", BridgePlan(rate_per_s=10.0, limit=401), clock=clock):
         sizes.append(counts.received - before)
         before = counts.received
     assert (counts.received, counts.sent, counts.refused, counts.lapsed) == (401, 400, 1, 0)
@@ -206,7 +206,7 @@ def test_a_log_or_a_group_is_not_read_past_a_refused_message(
         counts = last(bridge(source, queue, target, "q"))
         assert (counts.sent, counts.refused, counts.adds_up) == (expected, 1, True)
         assert "--refused-to" in counts.stopped
-    left = Place(connect(f"sqlite://{tmp_path}/left.db"), "refused")
+    left = BrokerQueue(connect(f"sqlite://{tmp_path}/left.db"), "refused")
     counts = last(bridge(source, queue, target, "q", refused_to=left))
     assert (counts.received, counts.sent, counts.refused, counts.stopped) == (27, 26, 1, "")
     assert [d.body for d in target.browse("q")] == sent[:3] + sent[4:]
@@ -224,7 +224,7 @@ def test_dead_letters_on_their_way_back_are_not_taken_for_repeats(live_server: C
     target.publish(queue, [Outgoing(body, key=b"g") for body in sent])
     target.ack(take(target, queue, 3))
     source.publish("dead", [Outgoing(body, key=b"g") for body in sent])
-    assert last(bridge(source, "dead", target, queue, Plan(copy=True))).sent == 3
+    assert last(bridge(source, "dead", target, queue, BridgePlan(copy=True))).sent == 3
     # The same from the same place again is a repeat, as after a crash.
     assert last(bridge(source, "dead", target, queue)).sent == 3
     arrived = take(target, queue, 3)
@@ -238,7 +238,7 @@ def test_a_pause_is_no_credit_for_a_rate() -> None:
     source = connect("memory://" + uuid.uuid4().hex, clock=clock)
     target = connect("memory://" + uuid.uuid4().hex, clock=clock)
     source.publish("q", [Outgoing(body) for body in bodies(20)])
-    steps = bridge(source, "q", target, "q", Plan(rate_per_s=10.0, limit=20), clock=clock)
+    steps = bridge(source, "q", target, "q", BridgePlan(rate_per_s=10.0, limit=20), clock=clock)
     assert next(steps).sent == 5
     clock.advance(60)
     started_s = clock.monotonic_s()
@@ -252,7 +252,7 @@ def test_a_stop_ends_the_pause_of_a_slow_rate() -> None:
     asked = threading.Event()
     threading.Timer(0.3, asked.set).start()
     started_s = time.monotonic()
-    assert last(bridge(source, "q", target, "q", Plan(rate_per_s=0.05), stop=asked.is_set)).sent == 1
+    assert last(bridge(source, "q", target, "q", BridgePlan(rate_per_s=0.05), stop=asked.is_set)).sent == 1
     assert time.monotonic() - started_s < 5
 
 
@@ -260,14 +260,14 @@ def test_a_short_lease_is_renewed_while_the_source_is_waited_for() -> None:
     source = connect(f"memory://{uuid.uuid4().hex}?lease_s=0.6")
     target = small(connect("memory://" + uuid.uuid4().hex))
     source.publish("q", [Outgoing(body) for body in with_a_large_one(4, 0)])
-    counts = last(bridge(source, "q", target, "q", Plan(limit=40)))
+    counts = last(bridge(source, "q", target, "q", BridgePlan(limit=40)))
     assert (counts.received, counts.sent, counts.refused) == (4, 3, 1)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), 0.0])
 def test_a_rate_is_a_number(rate: float) -> None:
     with pytest.raises(ConfigError, match="rate"):
-        Plan(rate_per_s=rate)
+        BridgePlan(rate_per_s=rate)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_command_sets_refused_messages_aside(
     connect(f"sqlite://{tmp_path}/a.db").publish(queue, [Outgoing(b"\xff"), *map(Outgoing, bodies(3))])
     url, aside = f"sqlite://{tmp_path}/a.db?queue={queue}", f"sqlite://{tmp_path}/left.db?queue=r"
     target = live_server("elasticmq").url
-    with pytest.raises(ConfigError, match="source itself"):
+    with pytest.raises(ConfigError, match="same queue as the source"):
         command(url, f"sqlite://{tmp_path}/../{tmp_path.name}/a.db?queue={queue}&lease_s=9")
     for rate in ("nan", "inf"):
         with pytest.raises(ConfigError, match="rate"):
@@ -309,7 +309,7 @@ def test_the_command_sets_refused_messages_aside(
     assert command(url, target, "--refused-to", aside, "--json") == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"received": 4, "sent": 3, "refused": 1, "lapsed": 0}
-    assert "text only" in shown.err
+    assert "not UTF-8 text" in shown.err
     assert connect(url).depth(queue).ready == 0
     assert [d.body for d in connect(aside).browse("r")] == [b"\xff"]
 

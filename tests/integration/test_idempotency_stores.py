@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from shinar.brokers.registry import parse
 from shinar.clock import PinnedClock
-from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigError, QueueMissing
+from shinar.errors import AccessDenied, BrokerError, BrokerUnavailable, ConfigError, QueueMissing, UsageError
 from shinar.idempotency import SqlStore, claim, open_store
 
 STORES = ["memory", "sqlite", "postgresql", "mariadb", "redis"]
@@ -53,6 +53,17 @@ def url_of(tmp_path: Path, live_server):
         return f"{base or live_server(name).url}?{query}"
 
     return make
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_one_text_is_not_a_list_of_ids(name: str, url_of) -> None:
+    """Its characters would be marked, and every message with such an id skipped."""
+    store = open_store(url_of(name))
+    for call in (store.seen, store.remember, store.forget):
+        with pytest.raises(UsageError, match="as a list"):
+            call("abc")
+    assert store.seen(["a", "b", "c", "abc"]) == set()
+    store.close()
 
 
 @pytest.mark.parametrize("name", STORES)

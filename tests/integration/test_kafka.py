@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -15,12 +17,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from live import CREATED_MS, envelope, number_of, take, until
+from live import CREATED_MS, envelope, number_of, take, unique_envelope, until
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.kafka.broker import Reinjector, commit_group, offsets, read_range
 from shinar.brokers.kafka.client import settings
-from shinar.brokers.kafka.reader import Reader
+from shinar.brokers.kafka.reader import LogReader
 from shinar.brokers.registry import connect, parse
+from shinar.envelope import retry_copy
 from shinar.errors import (
     BodyTooLarge,
     BrokerError,
@@ -50,7 +53,7 @@ def kafka(server) -> Iterator[SimpleNamespace]:
 
     def committed() -> int:
         """Where the group's next reader would start, summed over the partitions."""
-        reader = Reader(settings(parse(url())))
+        reader = LogReader(settings(parse(url())))
         try:
             return sum(start for start, _ in reader.unconsumed(topic).values())
         finally:
@@ -665,3 +668,75 @@ def test_a_retry_the_public_sdk_parks_comes_back_through_us(kafka):
     assert not {"bq-delay", "bq-original-topic"} & set(theirs.properties)
     broker.ack([theirs])
     peer.close()
+
+
+JOINS_AND_WAITS = """
+import sys, time
+from shinar.brokers import connect
+broker = connect(sys.argv[1])
+while True:
+    broker.reserve(sys.argv[2], 1, 0.2)
+    print("joined", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_queue_is_not_empty_while_a_killed_member_still_owns_a_partition(kafka):
+    """Until its session ends nobody reads them: `--until-empty` and the bridge would stop too early."""
+    ours = kafka.open(partitions=2)
+    ours.publish(kafka.topic, [Outgoing(unique_envelope(0))])
+    ours.ack(take(ours, kafka.topic, 1))
+    other = subprocess.Popen(
+        [sys.executable, "-c", JOINS_AND_WAITS, kafka.url(), kafka.topic], stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"joined\n"
+        ours.publish(kafka.topic, [Outgoing(unique_envelope(n), key=b"%d" % n) for n in range(40)])
+    finally:
+        other.kill()
+        other.communicate()
+    got = []
+    while batch := ours.reserve(kafka.topic, 50, 0.5):
+        ours.ack(batch)
+        got += batch
+    assert sorted(map(number_of, got)) == list(range(40))
+
+
+def test_a_live_member_with_work_to_do_does_not_hold_up_an_empty_answer_for_ever(kafka):
+    ours, other = kafka.open(partitions=2), kafka.open()
+    ours.publish(kafka.topic, [Outgoing(unique_envelope(0))])
+    ours.ack(take(ours, kafka.topic, 1))
+    other.reserve(kafka.topic, 1, 0.2)
+    assert until(lambda: ours.reserve(kafka.topic, 1, 0.2) == [], 30)
+    ours.publish(kafka.topic, [Outgoing(unique_envelope(n), key=b"%d" % n) for n in range(40)])
+    mine = []
+    while batch := ours.reserve(kafka.topic, 50, 0.5):
+        ours.ack(batch)
+        mine += batch
+    started = time.monotonic()
+    assert ours.reserve(kafka.topic, 50, 0.2) == []
+    assert time.monotonic() - started < 2.0, "asked once for an assignment, not for every reserve"
+    theirs = take(other, kafka.topic, 40 - len(mine))
+    assert sorted(map(number_of, mine + theirs)) == list(range(40))
+
+
+def test_a_retry_waits_as_long_as_was_asked_if_a_tier_covers_it(kafka):
+    broker = kafka.open(retry_tiers_ms="500,4000")
+    broker.publish(kafka.topic, [Outgoing(unique_envelope(0))])
+    (first,) = take(broker, kafka.topic, 1)
+    started = time.monotonic()
+    broker.move(kafka.topic, [(first, Outgoing(retry_copy(first.body), delay_s=3.0))])
+    (again,) = take(broker, kafka.topic, 1)
+    assert 2.9 < time.monotonic() - started < 20
+    assert again.properties["bq-attempts"] == "1"
+    broker.ack([again])
+
+
+def test_a_delay_that_shares_its_tier_with_others_is_told_once(kafka, caplog):
+    broker = kafka.open(retry_tiers_ms="1000,60000")
+    broker.publish(kafka.topic, [Outgoing(unique_envelope(0), delay_s=1.0)])
+    assert not [r for r in caplog.records if "may last as long" in r.getMessage()]
+    for _ in range(2):
+        broker.publish(kafka.topic, [Outgoing(unique_envelope(1), delay_s=31.0)])
+    (told,) = [r.getMessage() for r in caplog.records if "may last as long" in r.getMessage()]
+    assert "add 31000 to ?retry_tiers_ms=" in told

@@ -27,6 +27,9 @@ PROGRAM = Path(__file__).with_name("outage_program.py")
 FAST = ("redis", "phpmq", "servicebus")
 SERVERS = {"phpmq": ("phpmq", ""), **{row: server for row, server in ROWS.items() if server[0]}}
 FIRST, SECOND = 400, 100
+#: Handled twice because the server went away, at most: what handlers had begun, and what came through before
+#: the worker could notice. Of the 50 in hand it drops those it has not started.
+MOST_TWICE = dict.fromkeys(("phpmq", "rabbitmq", "rabbitmq-quorum", "artemis"), 25)
 #: For everything to be there after the server is: longer than a worker's longest pause, and a busy machine.
 BACK_S = 180.0
 
@@ -109,10 +112,12 @@ def test_a_server_that_was_away_is_found_again(row: str, server: Server, away_s:
     finally:
         worker.kill()
         worker.wait()
+    twice = len(handled.read_text().split()) - len(seen(handled))
+    assert twice <= MOST_TWICE.get(row, FIRST), f"{twice} messages were handled twice"
     lines = said.read_text()
     lost, back = lines.count("lost the broker"), lines.count("the broker is back")
     print(
-        f"\n{row}: away {away_s} s, all handled {back_s:.1f} s after its start; "
+        f"\n{row}: away {away_s} s, all handled {back_s:.1f} s after its start, {twice} of them twice; "
         f"the worker's CPU meanwhile {used_s:.2f} s; said gone {lost}, back {back}"
     )
     print(lines)

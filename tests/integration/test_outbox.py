@@ -29,6 +29,7 @@ from shinar.errors import (
     ContractError,
     PublishFailed,
     QueueMissing,
+    Unsupported,
     UsageError,
 )
 from shinar.outbox import Outbox, Pass, Relay
@@ -173,7 +174,7 @@ def test_a_wrong_message_is_refused_before_anything_is_written(shop: Shop, relay
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"headers": {"tenant": 42}}, "str to int"),
+        ({"headers": {"tenant": 42}}, "has a int where text belongs"),
         ({"headers": {"tenant": "\ud800"}}, "surrogate"),
         ({"key": "k"}, "bytes, not str"),
         ({"delay_s": float("nan")}, "nan"),
@@ -185,7 +186,7 @@ def test_what_the_relay_could_not_read_is_refused(options: dict, text: str, tmp_
         outbox = Outbox()
         outbox.create(mine)
         outbox.write(mine, order(1))
-        with pytest.raises(ContractError, match=text):
+        with pytest.raises((ContractError, Unsupported), match=text):
             outbox.write(mine, order(2), **options)
     mine.close()
     relay = Relay(f"sqlite://{tmp_path}/shop.db", broker)
@@ -431,3 +432,32 @@ def test_a_killed_relay_loses_nothing_and_invents_nothing(tmp_path: Path) -> Non
     broker.close()
     assert set(arrived) == set(committed)
     assert len(arrived) < len(committed) + 100, "a kill may repeat one batch of ten, not the outbox"
+
+
+def locked_file(path: Path) -> sqlite3.Connection:
+    """As the application holds it that writes to its own tables in the old journal mode."""
+    holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    holder.execute("CREATE TABLE t (x)")
+    holder.execute("BEGIN IMMEDIATE")
+    return holder
+
+
+def test_a_relay_waits_for_a_locked_file(tmp_path: Path) -> None:
+    """SQLite waits for every lock but the one it needs to change the journal."""
+    holder = locked_file(tmp_path / "shop.db")
+    timer = threading.Timer(0.5, holder.execute, ("ROLLBACK",))
+    timer.start()
+    started = time.monotonic()
+    relay = Relay(f"sqlite://{tmp_path}/shop.db", connect("memory://outbox-locked"))
+    assert time.monotonic() - started > 0.4
+    assert relay.flush().published == 0
+    timer.join()
+    relay.close()
+    holder.close()
+
+
+def test_a_file_that_stays_locked_is_told(tmp_path: Path) -> None:
+    holder = locked_file(tmp_path / "shop.db")
+    with pytest.raises(BrokerUnavailable, match="locked"):
+        Relay(f"sqlite://{tmp_path}/shop.db?busy_s=0.2", connect("memory://outbox-locked"))
+    holder.close()

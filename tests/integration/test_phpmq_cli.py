@@ -65,9 +65,44 @@ def test_figures_and_messages(url: str) -> None:
     assert [row["body"] for row in rows(broker("search", f"{url}/orders", "amm", "--json"))] == ["gamma"]
     assert "gamma" in broker("search", f"{url}/orders", "n=gam").stdout
     assert broker("search", f"{url}/orders", "nothing like it").returncode == 1
-    assert broker("show", f"{url}/empty").returncode == 1
+    for words in (["show", f"{url}/absent"], ["search", f"{url}/absent", "x"], ["flush", f"{url}/absent"]):
+        absent = broker(*words)
+        assert (absent.returncode, "no such queue" in absent.stderr) == (2, True)
     assert len(rows(broker("monitor", url, "--json", "--rounds", "2", "--interval-s", "0.1"))) == 2
     assert broker("monitor", url, "--rounds", "2", "--interval-s", "0.1").stdout.count("orders") == 2
+
+
+def test_the_metrics_add_up_and_fit_a_terminal(url: str) -> None:
+    long_name = "a-queue-with-a-rather-long-name-that-nobody-would-type"
+    publish(url, long_name, *map(str, range(1500)))
+    with closing(connect(url)) as opened:
+        opened.ack(opened.reserve(long_name, 100, 5))
+        opened.move("other", [(one, Outgoing(b"x")) for one in opened.reserve(long_name, 10, 5)])
+        opened.release(opened.reserve(long_name, 5, 5), 60)
+        assert broker("move", f"{url}/{long_name}", "other", "--limit", "20").returncode == 0
+        opened.reserve(long_name, 7, 5)
+        row = next(row for row in rows(broker("queues", url, "--json")) if row["queue"] == long_name)
+        assert (row["published"], row["acked"], row["removed"], row["delayed"]) == (1500, 110, 20, 5)
+        parts = ("ready", "reserved", "delayed", "acked", "expired", "dead", "removed")
+        assert row["published"] == sum(int(str(row[name])) for name in parts)
+        shown = [broker("queues", url), broker("status", url)]
+        shown.append(broker("monitor", url, "--rounds", "2", "--interval-s", "0.2"))
+        for done in shown:
+            assert done.returncode == 0, done.stderr
+            lines = [line for line in done.stdout.splitlines() if not line.startswith("data ")]
+            assert max(map(len, lines)) <= 80, done.stdout
+    status = dict(line.split(maxsplit=1) for line in shown[1].stdout.splitlines())
+    assert status["pid"].isdecimal()
+    assert "{}" not in shown[1].stdout
+
+
+def test_what_messages_hold_cannot_move_the_cursor(url: str) -> None:
+    with closing(connect(url)) as opened:
+        opened.publish("evil", [Outgoing("\x1b[2J\u202eevil\r\n".encode(), {"n\x1b]52;": "\x9b1m\n"})])
+    for words in (["show", f"{url}/evil"], ["search", f"{url}/evil", "evil"]):
+        text = broker(*words).stdout
+        assert "\\x1b[2J\\u202eevil\\r\\n" in text
+        assert not {"\x1b", "\x9b", "\u202e", "\r"} & set(text)
 
 
 def test_move_and_flush(url: str) -> None:
@@ -97,9 +132,9 @@ def test_backup_and_fsck_beside_a_running_server(url: str, data: Path, tmp_path:
 
 
 def test_fsck_finds_and_mends(data: Path, tmp_path: Path) -> None:
-    from shinar.phpmq.store import Store
+    from shinar.phpmq.store import BrokerStore
 
-    store = Store(data)
+    store = BrokerStore(data)
     queue = store.create_queue("orders")
     store.insert([(queue.next + n, b"%d" % n, None, 1, 0) for n in range(3)])
     queue.next, queue.messages = queue.next + 3, 3
@@ -121,6 +156,7 @@ def test_fsck_finds_and_mends(data: Path, tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["serve", "--listen", "0.0.0.0:0"], "add ,tls or a token"),
+        (["serve", "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"], "add a token"),
         (["serve", "--listen", "127.0.0.1:0,tls"], "--tls-cert"),
         (["serve", "--listen", "nonsense"], "HOST:PORT"),
         (["serve", "--listen", "127.0.0.1:0,form=odd"], "form=legacy"),
@@ -129,7 +165,7 @@ def test_fsck_finds_and_mends(data: Path, tmp_path: Path) -> None:
         (["serve", "--token-file", "missing", "--listen", "127.0.0.1:0"], "token-file"),
         (["status", "redis://127.0.0.1:1"], "not the embedded broker"),
         (["status", "phpmq://127.0.0.1:1"], "shinar broker serve"),
-        (["show", "phpmq://127.0.0.1:1"], "cannot reach"),
+        (["show", "phpmq://127.0.0.1:1/q"], "cannot reach"),
         (["fsck", "--compact"], "--repair"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

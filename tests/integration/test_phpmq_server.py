@@ -32,10 +32,10 @@ from shinar.errors import (
     StoreError,
 )
 from shinar.phpmq import archive, maintenance
+from shinar.phpmq.engine import RequestRefused
 from shinar.phpmq.protocol import Acknowledge, Consume, DeadLetter, Limits, Requeue, Send, encode
 from shinar.phpmq.server import Access, Listener, Options, Rights, ServerThread, serve_in_thread
 from shinar.phpmq.server.access import digest_of, from_file, from_token
-from shinar.phpmq.server.options import Refused
 
 from .phpmq_plain import Plain
 
@@ -112,6 +112,16 @@ def test_unacked_messages_come_back_in_order_with_a_count(start: Start, opened) 
     assert [(d.body, d.native_count) for d in again] == [(b"0", 1), (b"2", 1), (b"3", 1)]
 
 
+def test_what_plain_senders_sent_before_they_hung_up_is_kept(start: Start, opened) -> None:
+    """More than one slice of time allows: the rest must not be dropped with the connection."""
+    server = start()
+    for _ in range(6):
+        with Plain(server.url) as sender:
+            sender.send(*(Send(f"q{n % 7}", b"x") for n in range(3_000)))
+    broker = opened(server.url)
+    assert until(lambda: sum(broker.depth(f"q{n}").ready for n in range(7)) == 18_000, 30)
+
+
 def test_requeue_goes_to_the_end_with_a_new_ttl(start: Start, opened) -> None:
     server = start()
     opened(server.url).publish("q", bodies("a", "b"))
@@ -181,7 +191,7 @@ def test_consumers_share_fairly(start: Start, opened) -> None:
     with Plain(server.url) as one, Plain(server.url) as other:
         one.send(Consume("q", 100))
         other.send(Consume("q", 100))
-        queues = server.server.hub.engine.queues
+        queues = server.server.hub.engine.queues.by_name
         assert until(lambda: "q" in queues and len(queues["q"].consumers) == 2)
         broker.publish("q", [Outgoing(b"%d" % n) for n in range(40)])
         assert len(one.take(20)) == len(other.take(20)) == 20
@@ -202,9 +212,9 @@ def test_expired_messages_are_kept_as_dead_letters(start: Start, opened) -> None
 
 
 def _figures(server: ServerThread):
-    from shinar.phpmq.server.figures import of_queues
+    from shinar.phpmq.server.metrics import of_queues
 
-    return of_queues(server.server.hub.engine)
+    return list(of_queues(server.server.hub.engine, lambda _: True))
 
 
 def test_a_hung_plain_consumer_loses_its_messages_when_its_lease_ends(start: Start, opened) -> None:
@@ -343,17 +353,17 @@ def test_a_refused_publish_leaves_the_connection_and_its_reservations(start: Sta
 def test_part_of_a_large_publish_may_be_refused_and_it_says_which(start: Start, opened) -> None:
     server = start()
     broker = opened(server.url)
-    engine = server.server.hub.engine
-    original = engine.publish
+    intake = server.server.hub.engine.intake
+    original = intake.publish
     calls = []
 
     def second_chunk_is_refused(name, items, create=True):
         calls.append(len(items))
         if len(calls) == 2:
-            raise Refused("full", "no room for these")
+            raise RequestRefused("full", "no room for these")
         original(name, items, create)
 
-    engine.publish = second_chunk_is_refused  # type: ignore[method-assign]  # the fault to be survived
+    intake.publish = second_chunk_is_refused  # type: ignore[method-assign]  # the fault to be survived
     sent = [Outgoing(b"%d" % n) for n in range(5000)]
     with pytest.raises(PublishFailed) as caught:
         broker.publish("q", sent)
@@ -377,14 +387,14 @@ def test_a_fault_of_ours_leaves_nothing_half_done(start: Start, opened, monkeypa
     server = start()
     broker = opened(server.url)
     broker.publish("q", bodies("before"))
-    engine = server.server.hub.engine
-    original = engine.insert
+    intake = server.server.hub.engine.intake
+    original = intake.insert
 
     def faulty(*arguments: object) -> None:
         original(*arguments)
         raise KeyError("a bug")
 
-    monkeypatch.setattr(engine, "insert", faulty)
+    monkeypatch.setattr(intake, "insert", faulty)
     with pytest.raises(BrokerUnavailable):
         broker.publish("q", bodies("half"))
     monkeypatch.undo()
@@ -425,9 +435,9 @@ def test_a_full_disk_refuses_publishes_but_lets_consumers_drain(start: Start, op
     server = start()
     broker = opened(server.url)
     broker.publish("q", bodies("a"))
-    engine = server.server.hub.engine
-    engine.options = replace(engine.options, min_free_bytes=2**62)
-    engine._disk_checked_s = float("-inf")
+    intake = server.server.hub.engine.intake
+    intake._options = replace(intake._options, min_free_bytes=2**62)
+    intake._disk_checked_s = float("-inf")
     with pytest.raises(BrokerFull, match="disk"):
         broker.publish("q", bodies("b"))
     with Plain(server.url) as plain:
@@ -498,7 +508,7 @@ def test_acked_messages_can_be_read_again_from_the_archive(start: Start, opened,
 
 
 def test_flush_and_transfer(start: Start, opened) -> None:
-    from shinar.phpmq.client import Address, Client
+    from shinar.phpmq.client import Client, PhpmqAddress
     from shinar.phpmq.protocol import extension as ext
 
     server = start()
@@ -506,7 +516,7 @@ def test_flush_and_transfer(start: Start, opened) -> None:
     broker.publish("q", [Outgoing(b"%d" % n) for n in range(5000)])
     broker.publish("q", [Outgoing(b"late", delay_s=60)])
     held = broker.reserve("q", 3, 1)
-    client = Client(Address(port=int(server.url.rpartition(":")[2])))
+    client = Client(PhpmqAddress(port=int(server.url.rpartition(":")[2])))
     with closing(client):
         assert client.call(ext.Transfer(client.tag(), "q", "other", 1000), int) == 1000
         assert [d.body for d in broker.browse("other", 2)] == [b"3", b"4"]
@@ -635,20 +645,15 @@ def test_rights_are_shell_patterns() -> None:
 
 
 def test_metrics_over_http(tmp_path: Path, opened) -> None:
-    from shinar.phpmq.server import Server
-    from shinar.phpmq.store import Store
-
-    holder: list[Server] = []
+    from shinar.phpmq.server import MetricsListener, Server
+    from shinar.phpmq.store import BrokerStore
 
     def make() -> Server:
-        holder.append(Server(Store(tmp_path), (LOOPBACK,), metrics=("127.0.0.1", 0)))
-        return holder[0]
+        return Server(BrokerStore(tmp_path), (LOOPBACK,), metrics=MetricsListener())
 
     with ServerThread(make) as thread:
         opened(thread.url).publish('q"1', bodies("a", "b"))
-        http = holder[0]._http
-        assert http is not None
-        port = http.sockets[0].getsockname()[1]
+        port = thread.server.metrics_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             text = answer.read().decode()
         assert 'shinar_broker_queue_ready{queue="q\\"1"} 2' in text

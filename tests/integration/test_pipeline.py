@@ -21,7 +21,8 @@ from servers.process import free_port
 from shinar.brokers import connect, parse
 from shinar.brokers.contract import Outgoing
 from shinar.envelope import build, encode
-from shinar.pipeline.lake.store import Store, existing_store
+from shinar.pipeline import process_guard
+from shinar.pipeline.lake.store import TableStore, existing_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
@@ -84,7 +85,7 @@ def kill_after_a_batch(run: subprocess.Popen[str], pause_s: float) -> bool:
     return killed
 
 
-def column(store: Store, table: str, name: str) -> list:
+def column(store: TableStore, table: str, name: str) -> list:
     parts = [pq.read_table(path, columns=[name]) for path in store.files(table)]
     return pa.concat_tables(parts)[name].to_pylist() if parts else []
 
@@ -156,3 +157,26 @@ def test_ctrl_c_finishes_the_batch_in_hand(tmp_path: Path) -> None:
     left = broker.depth(queue)
     # At most the batch that Spark had planned already is frozen and waits for the next run.
     assert 800 - told["messages"] - left.ready <= 40
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guard reads /proc")
+def test_nothing_outlives_a_killed_driver(tmp_path: Path) -> None:
+    """SIGKILL for the driver alone: JVM, Python workers and planner end too, and soon."""
+    url, queue, lake = f"sqlite://{tmp_path}/queue.db", "orders", tmp_path / "lake"
+    broker = connect(parse(url))
+    bodies = [encode(build("urn:babel:orders:created", {"n": n}, queue=queue)) for n in range(2000)]
+    broker.publish(queue, [Outgoing(body=body) for body in bodies])
+    broker.close()
+    run = start(url, queue, lake, "--max-records", "20", "--no-typed")
+    assert run.stderr is not None
+    for line in run.stderr:
+        if line.startswith("batch "):
+            break
+    family = process_guard.below(run.pid)
+    assert len(family) >= 3
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate(timeout=120)
+    end_s = time.monotonic() + process_guard.GRACE_S + 60
+    while alive := [pid for pid, started in family.items() if process_guard.is_alive(pid, started)]:
+        assert time.monotonic() < end_s, f"still there: {alive}"
+        time.sleep(0.2)

@@ -33,6 +33,7 @@ from shinar.errors import (
     ShinarError,
     Unsupported,
 )
+from shinar.settlement import Action, Event, Policy, decide, reconcile
 
 URN = "urn:babel:orders:created"
 pytestmark = pytest.mark.live("rabbitmq")
@@ -60,6 +61,18 @@ def number(delivery: object) -> int:
 
 
 # -- other people's code on the same queue
+
+
+def test_attempts_that_an_sdk_counts_in_the_header_only_are_counted(server, channel, queue):
+    """As the Laravel adapter does: the body says 0 for ever. Alternating workers must not start anew."""
+    channel.queue_declare(queue, durable=True)
+    body = outgoing().body
+    channel.basic_publish("", queue, body, pika.BasicProperties(headers={"x-attempts": 2}))
+    with closing(connect(server.url)) as ours:
+        (got,) = ours.reserve(queue, 1, 5.0)
+        assert reconcile(ours.traits, 0, got.native_count, got.properties) == 2
+        assert decide(Event.FAILED, 2, Policy(max_attempts=3), ours.traits).action is Action.DEAD_LETTER
+        ours.ack([got])
 
 
 def test_the_public_sdk_sends_and_we_consume(server, queue):

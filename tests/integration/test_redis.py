@@ -20,7 +20,7 @@ from babelqueue.redis_transport import RedisTransport
 
 import servers
 from shinar.brokers import Outgoing, connect
-from shinar.brokers.redis.queue import Reservation, Settings, open_queue
+from shinar.brokers.redis.queue import RedisSettings, Reservation, open_queue
 from shinar.clock import PinnedClock
 from shinar.envelope import build, encode, retry_copy
 from shinar.errors import (
@@ -59,6 +59,179 @@ def outgoing(n: int = 0) -> Outgoing:
 
 
 # -- other people's code on the same queue
+
+
+def php_moves_due(raw: redis.Redis, queue: str) -> int:
+    """As InitPHP/Queue does it: a due member of `<queue>:delayed` is the body, whole."""
+    due = raw.zrangebyscore(f"{queue}:delayed", "-inf", int(time.time()))
+    for member in due:
+        if raw.zrem(f"{queue}:delayed", member):
+            raw.rpush(queue, member)
+    return len(due)
+
+
+def old_member(body: bytes) -> bytes:
+    """How Shinar wrote a delayed message before it stored the bare value."""
+    return uuid.uuid4().hex.encode() + b":" + body
+
+
+def test_delayed_messages_of_other_libraries_and_of_earlier_versions_arrive_whole(server, raw, queue):
+    bodies = [outgoing(n).body for n in range(6)]
+    theirs = b'{"job":"urn:babel:orders:created","data":{},"attempts":0,"x":"' + b"y" * 40 + b'"}'
+    hex_but_upper = b"0123456789ABCDEF0123456789abcdef:not a token"
+    with closing(connect(server.url)) as broker:
+        now_s = time.time()
+        for body in (theirs, hex_but_upper, b"short", old_member(bodies[0]), old_member(bodies[1])):
+            raw.zadd(f"{queue}:delayed", {body: int(now_s)})
+        broker.publish(queue, [Outgoing(body, delay_s=0.2) for body in bodies[2:]])
+        wanted = sorted([theirs, hex_but_upper, b"short", *bodies])
+        got = []
+        while len(got) < len(wanted):
+            batch = broker.reserve(queue, 20, 3.0)
+            assert batch, f"only {len(got)} came"
+            got += batch
+        assert sorted(d.body for d in got) == wanted
+        assert broker.ack(got) == ()
+        assert broker.reserve(queue, 1, 0.3) == []
+
+
+def test_other_libraries_find_the_bare_body_in_our_delayed_messages(server, raw, queue):
+    messages = [outgoing(n) for n in range(3)]
+    with closing(connect(server.url)) as broker:
+        broker.publish(queue, [Outgoing(m.body, delay_s=0.1) for m in messages[:2]])
+        (held,) = _one(broker, queue, messages[2])
+        broker.release([held], 0.1)
+        assert sorted(raw.zrange(f"{queue}:delayed", 0, -1)) == sorted(m.body for m in messages)
+        time.sleep(1.2)
+        assert php_moves_due(raw, queue) == 3
+        assert sorted(raw.lrange(queue, 0, -1)) == sorted(m.body for m in messages)
+
+
+def _one(broker, queue, message):
+    broker.publish(queue, [message])
+    return broker.reserve(queue, 1, 1.0)
+
+
+def test_equal_bodies_delayed_together_all_arrive_and_none_early(server, raw, queue):
+    """A sorted set holds a member once: the second copy waits beside it."""
+    message = outgoing()
+    like_a_token = b"0123456789abcdef0123456789abcdef:a body that looks like an old member"
+    with closing(connect(server.url)) as broker:
+        started = time.monotonic()
+        broker.publish(queue, [Outgoing(message.body, delay_s=1.0), Outgoing(message.body, delay_s=1.0)])
+        broker.publish(queue, [Outgoing(message.body, delay_s=2.0), Outgoing(like_a_token, delay_s=1.0)])
+        assert raw.zrange(f"{queue}:delayed", 0, -1) == [message.body]
+        assert (broker.depth(queue).ready, broker.depth(queue).delayed) == (0, 4)
+        got = []
+        while len(got) < 4:
+            batch = broker.reserve(queue, 4, 5.0)
+            assert batch, f"only {len(got)} came"
+            assert time.monotonic() - started > (1.9 if len(got) + len(batch) == 4 else 0.95)
+            got += batch
+        assert sorted(d.body for d in got) == sorted([message.body] * 3 + [like_a_token])
+        assert broker.ack(got) == ()
+        assert raw.exists(f"{queue}:delayed", f"{queue}:delayed:twins") == 0
+
+
+def test_a_pool_of_both_libraries_loses_and_truncates_nothing_though_workers_die(server, raw, queue):
+    """They delay bare bodies, we retry with a delay, both move what is due, and some of ours are killed."""
+    bodies = {outgoing(n).body for n in range(200)}
+    ours = [body for n, body in enumerate(sorted(bodies)) if n % 2]
+    for body in bodies - set(ours):
+        raw.zadd(f"{queue}:delayed", {body: int(time.time()) + 1})
+    with closing(connect(f"{server.url}?lease_s=1")) as broker:
+        broker.publish(queue, [Outgoing(body) for body in ours])
+    killed = """
+import os, sys
+from shinar.brokers import connect
+broker = connect(sys.argv[1])
+held = broker.reserve(sys.argv[2], 40, 5.0)
+broker.release(held[:20], 1.5)
+os.kill(os.getpid(), 9)
+"""
+    seen: list[bytes] = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", killed, f"{server.url}?lease_s=1", queue], check=False)
+        assert done.returncode == -signal.SIGKILL
+        php_moves_due(raw, queue)
+    deadline = time.monotonic() + 30
+    with closing(connect(f"{server.url}?lease_s=30")) as broker:
+        while len(seen) < len(bodies) and time.monotonic() < deadline:
+            php_moves_due(raw, queue)
+            got = broker.reserve(queue, 50, 0.2)
+            broker.ack(got)
+            seen += [d.body for d in got]
+    assert sorted(seen) == sorted(bodies)
+
+
+def test_without_headers_every_stored_value_is_a_bare_body(server, raw, queue):
+    message = Outgoing(outgoing().body, headers={"traceparent": "x"})
+    with closing(connect(f"{server.url}?headers=off")) as plain, closing(connect(server.url)) as other:
+        assert plain.traits.headers is False
+        plain.publish(queue, [message])
+        assert raw.lrange(queue, 0, -1) == [message.body]
+        with pytest.raises(Unsupported):
+            plain.publish(queue, [Outgoing(message.body, headers={"bq-replay-bypass": "1"})])
+        plain.ack(plain.reserve(queue, 1, 1.0))
+        # What others wrote with headers is still read, and keeps them when it is retried.
+        other.publish(queue, [message])
+        (framed,) = plain.reserve(queue, 1, 1.0)
+        assert (framed.body, dict(framed.headers)) == (message.body, {"traceparent": "x"})
+        plain.move(queue, [(framed, Outgoing(retry_copy(framed.body), headers=framed.headers))])
+        (again,) = plain.reserve(queue, 1, 1.0)
+        assert dict(again.headers) == {"traceparent": "x"}
+        plain.ack([again])
+
+
+def test_messages_without_a_deadline_are_told_once_at_the_start(server, raw, queue, caplog):
+    raw.rpush(f"{queue}:processing", outgoing(1).body, outgoing(2).body)
+    with closing(connect(server.url)) as broker:
+        broker.publish(queue, [outgoing(3)])
+        mine = broker.reserve(queue, 1, 1.0)
+        broker.reserve(queue, 1, 0.0)
+        broker.ack(mine)
+    (told,) = [r.getMessage() for r in caplog.records if "no deadline" in r.getMessage()]
+    assert "2 messages" in told
+    for name in ("?adopt_s=", "InitPHP", "Node", "Go", "Java"):
+        assert name in told
+    caplog.clear()
+    raw.delete(f"{queue}:processing")
+    with closing(connect(server.url)) as broker:
+        broker.publish(queue, [outgoing(3)])
+        broker.ack(broker.reserve(queue, 1, 1.0))
+    assert not caplog.records
+
+
+def test_an_adopted_message_is_counted_when_asked(server, raw, queue):
+    body = outgoing().body
+    poison = b"not an envelope"
+    raw.rpush(f"{queue}:processing", body, poison)
+    with closing(connect(f"{server.url}?adopt_s=1&adopt_counts=1&lease_s=1")) as broker:
+        got = []
+        while len(got) < 2:
+            batch = broker.reserve(queue, 2, 5.0)
+            assert batch
+            got += batch
+        assert sorted(d.body for d in got) == sorted([retry_copy(body), poison])
+        # A reservation of our own that lapses is not an adoption.
+        again = broker.reserve(queue, 2, 5.0)
+        assert {d.body for d in again} <= {retry_copy(body), poison}
+    with pytest.raises(ConfigError):
+        connect(f"{server.url}?adopt_counts=1")
+
+
+def test_browse_shows_what_lapsed_or_fell_due_though_nobody_reserves(server, raw, queue):
+    for layout in LAYOUTS:
+        with closing(connect(f"{server.url}?lease_s=1&layout={layout}")) as broker:
+            broker.publish(queue, [outgoing(0)])
+            assert len(broker.reserve(queue, 1, 1.0)) == 1
+            broker.publish(queue, [outgoing(1), Outgoing(outgoing(2).body, delay_s=1)])
+            time.sleep(2.1)
+            found = list(broker.browse(queue))
+            assert [json.loads(d.body)["data"]["n"] for d in found] == [1, 0, 2]
+            assert json.loads(found[1].body)["attempts"] == (1 if layout == "laravel" else 0)
+            assert len(list(broker.browse(queue, 2))) == 2
+            assert broker.depth(queue).ready == 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -176,7 +349,7 @@ def test_a_dead_letter_of_ours_is_read_by_the_public_sdk(server, queue):
     ],
 )
 def test_counting_changes_the_digits_and_nothing_else(server, raw, queue, stored, reserved):
-    subject = open_queue(raw, queue, PinnedClock(), Settings(layout="laravel"))
+    subject = open_queue(raw, queue, PinnedClock(), RedisSettings(layout="laravel"))
     subject.push([stored])
     found = subject.reserve_one()
     assert found.raw == stored
@@ -238,7 +411,7 @@ def test_a_waiting_reserve_does_not_spin_while_a_twin_is_out(server, raw, queue)
 def test_a_late_release_touches_nothing(server, raw, queue):
     clock = PinnedClock(1000.0)
     for layout in LAYOUTS:
-        subject = open_queue(raw, queue, clock, Settings(layout=layout, retry_after_s=10))
+        subject = open_queue(raw, queue, clock, RedisSettings(layout=layout, retry_after_s=10))
         subject.push([outgoing().body])
         late = subject.reserve_one()
         clock.advance(11)
@@ -594,7 +767,7 @@ def test_a_wrong_password_for_a_cluster_is_no_outage(cluster):
 
 
 def test_a_server_that_is_no_cluster_is_told(server):
-    with pytest.raises(ConfigError, match="no cluster"):
+    with pytest.raises(ConfigError, match="does not run as a cluster"):
         connect(f"{server.url}?cluster=1")
 
 

@@ -13,7 +13,7 @@ from cases import embedded
 from redrive_letters import KINDS, ROWS, Place, drained, everything, open_place, plant
 from shinar.cli.main import main
 from shinar.envelope import redrive_copy
-from shinar.redrive import JobState, Ledger, Redrive, Spec, letters, summarise
+from shinar.redrive import JobState, Ledger, Redrive, Spec, read_letters, summarise
 
 __all__ = ["embedded"]
 
@@ -38,7 +38,7 @@ def test_seen_rehearsed_and_sent_back(place: Place, ledger: Ledger) -> None:
     look = not place.traits.browse
     with place.broker() as broker:
         bodies = plant(broker, place.dlq, place.queue, COUNT)
-        summary = summarise(letters(broker, place.dlq, reserve=look))
+        summary = summarise(read_letters(broker, place.dlq, reserve=look))
     assert summary.total == COUNT
     assert sorted(group.count for group in summary.groups.values()) == [COUNT // 12] * 12
     found = {(group.exception, group.urn, group.lang) for group in summary.groups.values()}

@@ -78,10 +78,9 @@ def test_a_stop_pauses_and_leaves_the_order(
     ledger = Ledger(tmp_path / "ledger.db")
     spec = Spec(where="exception like '%GatewayTimeout'", rate_per_s=100)
     redrive = Redrive(place.redrive_url(), spec, ledger=ledger)
-    redrive.progress = lambda _: (
-        redrive.stop() if ledger.receipt(ledger.jobs()[0].id).published > 20 else None
+    receipt = redrive.run(
+        progress=lambda _: redrive.stop() if ledger.receipt(ledger.jobs()[0].id).published > 20 else None
     )
-    receipt = redrive.run()
     assert receipt.state == JobState.PAUSED
     assert 20 < receipt.published < 100
     with place.broker() as broker:
@@ -110,7 +109,7 @@ def test_a_running_job_is_cancelled_from_elsewhere(tmp_path: Path) -> None:
         while time.monotonic() < deadline:
             jobs = other.jobs()
             if jobs and other.receipt(jobs[0].id).published > 50:
-                other.change(jobs[0].id, state=JobState.CANCELLED)
+                other.cancel(jobs[0].id)
                 break
             time.sleep(0.05)
         other.close()

@@ -12,8 +12,9 @@ from redrive_letters import BEGAN_MS, body, plant
 from shinar.brokers import Delivery, Outgoing, connect
 from shinar.cli.main import main
 from shinar.pipeline.pipeline import Pipeline
-from shinar.redrive import Chosen, LakeSeen, Ledger, Redrive, Spec, letters, read, summarise
+from shinar.redrive import Chosen, LakeSeen, Ledger, Redrive, Spec, read_letters, summarise
 from shinar.redrive.letters import partitions
+from shinar.redrive.letters.letter import read
 from shinar.redrive.letters.read import deliveries
 from shinar.redrive.spark import TRAITS, letters_of_lake, summarise_lake, summarise_spooled
 from unit.pipeline.lakes import NOON, envelope, rows, spark
@@ -100,7 +101,7 @@ def test_a_queue_counted_by_spark(
     monkeypatch.setattr("shinar.redrive.spark.FEWEST_FILES", 2)
     broker = connect(queue)
     ledger = Ledger(tmp_path / "ledger.db")
-    here = summarise(letters(broker, "orders.dlq"), Chosen(**choice), ledger.generations)
+    here = summarise(read_letters(broker, "orders.dlq"), Chosen(**choice), ledger.generations)
     ledger.close()
     there = [
         summarise_spooled(

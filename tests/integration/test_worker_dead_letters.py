@@ -37,7 +37,11 @@ def test_one_that_is_too_large_leaves_its_neighbours_alone(live_server: Callable
 
     report = Worker(url, {URN: fail}, policy=Policy(max_attempts=1), limits=Limits(max_time_s=5)).run()
     assert sum(report.counts.values()) == report.received
-    assert report.counts == {"dead_letter": 5, "unsettled": calls[0]}
+    assert set(report.counts) == {"dead_letter", "unsettled"}
+    assert report.count("dead_letter") == 5
+    # Delivered again and again; its handler is spared once the broker has counted two without an outcome.
+    assert report.count("unsettled") >= calls[0]
+    assert 1 <= calls[0] <= 2
     assert [calls[n] for n in range(1, 6)] == [1] * 5
     dead = {
         d["data"]["n"]: d["dead_letter"]

@@ -15,13 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shinar.clock import PinnedClock
 from shinar.phpmq import maintenance
+from shinar.phpmq.engine import BrokerEngine, Options
+from shinar.phpmq.engine import queue as queue_module
+from shinar.phpmq.engine.accounts import Account
+from shinar.phpmq.engine.queue import Waiter
 from shinar.phpmq.protocol.extension import Copy, Extra, Held, Item
-from shinar.phpmq.server import queue as queue_module
-from shinar.phpmq.server import settle
-from shinar.phpmq.server.engine import Engine
-from shinar.phpmq.server.options import Options
-from shinar.phpmq.server.queue import Waiter
-from shinar.phpmq.store import Store
+from shinar.phpmq.store import BrokerStore
 
 LEASE_S = 10.0
 
@@ -32,7 +31,7 @@ class FakePeer:
     def __init__(self) -> None:
         self.leases: dict = {}
         self.waiting: dict = {}
-        self.holding = 0
+        self.account = Account("test")
         self.replies: list = []
 
     def writable(self) -> bool:
@@ -43,6 +42,12 @@ class FakePeer:
 
     def dispatch(self, consumer, entries) -> None:
         raise AssertionError("no plain consumers here")
+
+    def refuse(self, tag, refused) -> None:
+        raise refused
+
+    def cut_off(self, reason) -> None:
+        raise AssertionError(reason)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -64,8 +69,8 @@ class EngineMachine(RuleBasedStateMachine):
         self._start()
 
     def _start(self) -> None:
-        self.store = Store(Path(self._folder.name), durability="os", archive=True)
-        self.engine = Engine(self.store, Options(min_free_bytes=0), self.clock)
+        self.store = BrokerStore(Path(self._folder.name), durability="os", archive=True)
+        self.engine = BrokerEngine(self.store, Options(min_free_bytes=0), self.clock)
         self.peers = [FakePeer(), FakePeer()]
 
     def teardown(self) -> None:
@@ -109,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
     def publish(self, queue: str, count: int, extra: bool) -> None:
         numbers = self._new(queue, count)
         note = Extra({"h": "v"}, b"k") if extra else None
-        self.engine.publish(queue, [Item(b"%d" % number, note) for number in numbers])
+        self.engine.intake.publish(queue, [Item(b"%d" % number, note) for number in numbers])
         self.engine.tick()
         self._settle_time()
         self._append(queue, numbers)
@@ -117,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from("ab"), delay=st.integers(1, 20))
     def publish_delayed(self, queue: str, delay: int) -> None:
         (number,) = self._new(queue, 1)
-        self.engine.publish(queue, [Item(b"%d" % number, None, delay * 1000)])
+        self.engine.intake.publish(queue, [Item(b"%d" % number, None, delay * 1000)])
         self.engine.tick()
         self._settle_time()
         self.delayed.append((self.clock.monotonic_s() + delay, number, queue, number))
@@ -128,7 +133,9 @@ class EngineMachine(RuleBasedStateMachine):
         now = self.clock.monotonic_s()
         self.engine.tick()
         self._settle_time()
-        self.engine.reserve(queue, Waiter(peer, 1, limit, deadline_s=now, lease_s=LEASE_S, detached=False))
+        self.engine.dispatcher.reserve(
+            queue, Waiter(peer, 1, limit, deadline_s=now, lease_s=LEASE_S, detached=False)
+        )
         self.engine.tick()
         lease, entries = peer.replies.pop()
         expected = self.ready[queue][:limit]
@@ -146,22 +153,24 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         picked = self._pick(data)
-        assert settle.ack(self.engine, [Held(token, [key]) for token, key in picked]) == []
+        assert self.engine.settlement.ack([Held(token, [key]) for token, key in picked]) == []
         self.engine.tick()
         for receipt in picked:
             del self.held[receipt]
-        assert settle.ack(self.engine, [Held(token, [key]) for token, key in picked]) == [], "idempotent"
-        assert settle.release(self.engine, [Held(token, [key]) for token, key in picked], 0) != []
+        assert self.engine.settlement.ack([Held(token, [key]) for token, key in picked]) == [], "idempotent"
+        assert self.engine.settlement.release([Held(token, [key]) for token, key in picked], 0) != []
         self._settle_time()
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), delay=st.integers(0, 5))
-    def release(self, data: st.DataObject, delay: int) -> None:
+    @rule(data=st.data(), delay=st.integers(0, 5), counted=st.booleans())
+    def release(self, data: st.DataObject, delay: int, counted: bool) -> None:
         picked = self._pick(data)
-        assert settle.release(self.engine, [Held(token, [key]) for token, key in picked], delay * 1000) == []
+        held = [Held(token, [key]) for token, key in picked]
+        assert self.engine.settlement.release(held, delay * 1000, counted=counted) == []
         self.engine.tick()
         self._settle_time()
         for receipt in picked:
+            self.deliveries[self.held[receipt][1]] -= not counted
             if delay:
                 queue, number, _, _ = self.held.pop(receipt)
                 self.delayed.append((self.clock.monotonic_s() + delay, self.number, queue, number))
@@ -173,7 +182,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), seconds=st.integers(1, 30))
     def extend(self, data: st.DataObject, seconds: int) -> None:
         picked = self._pick(data)
-        assert settle.extend(self.engine, [Held(token, [key]) for token, key in picked], seconds) == []
+        assert self.engine.settlement.extend([Held(token, [key]) for token, key in picked], seconds) == []
         for receipt in picked:
             queue, number, _, peer = self.held[receipt]
             self.held[receipt] = (queue, number, self.clock.monotonic_s() + seconds, peer)
@@ -186,8 +195,8 @@ class EngineMachine(RuleBasedStateMachine):
         copies = [
             Copy(token, key, Item(b"%d" % number)) for (token, key), number in zip(picked, moved, strict=True)
         ]
-        assert settle.move(self.engine, to, copies) == []
-        assert len(settle.move(self.engine, to, copies)) == len(copies), "a second move moves nothing"
+        assert self.engine.settlement.move(to, copies) == []
+        assert len(self.engine.settlement.move(to, copies)) == len(copies), "a second move moves nothing"
         self.engine.tick()
         self._settle_time()
         for receipt, number in zip(picked, moved, strict=True):
@@ -203,7 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def hang_up(self, who: int) -> None:
-        self.engine.leave(self.peers[who])
+        self.engine.dispatcher.leave(self.peers[who])
         self.engine.tick()
         self._settle_time()
         for receipt in [r for r, held in self.held.items() if held[3] is self.peers[who]]:
@@ -213,7 +222,7 @@ class EngineMachine(RuleBasedStateMachine):
     def restart(self, clean: bool) -> None:
         """As after SIGKILL: nothing but the file is left."""
         if not clean:
-            self.engine.publish("a", [Item(b"never committed")])
+            self.engine.intake.publish("a", [Item(b"never committed")])
             self.store.rollback()
         self.store.close()
         self._start()
@@ -227,13 +236,16 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         for name in "ab":
-            queue = self.engine.find(name)
+            queue = self.engine.queues.find(name)
             held = sum(1 for held in self.held.values() if held[0] == name)
             late = sum(1 for row in self.delayed if row[2] == name)
-            figures = (queue.ready, queue.inflight, queue.row.delayed) if queue else (0, 0, 0)
+            figures = (queue.ready, len(queue.reserved), queue.row.delayed) if queue else (0, 0, 0)
             assert figures == (len(self.ready[name]), held, late)
             if queue:
-                seen = [int(entry[1]) for entry in self.engine.peek(queue, queue.row.first, 10**6, 10**9)]
+                seen = [
+                    int(entry[1])
+                    for entry in queue.browse(queue.row.first, 10**6, 10**9, self.clock.epoch_ms())
+                ]
                 assert seen == self.ready[name]
 
 

@@ -126,7 +126,7 @@ def test_what_the_broker_cannot_do_is_refused(url: str, monkeypatch) -> None:
 
     poor = dataclasses.replace(TRAITS, delay=False, key=False, max_body_bytes=300)
     producer = Producer(url)
-    monkeypatch.setattr(producer._broker, "traits", poor)
+    monkeypatch.setattr(producer._gathering.broker, "traits", poor)
     with pytest.raises(Unsupported, match="delay"):
         producer.send(URN, {}, delay_s=1)
     with pytest.raises(Unsupported, match="key"):

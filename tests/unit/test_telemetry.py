@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from contextlib import nullcontext
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -13,6 +15,7 @@ from opentelemetry.trace import SpanKind
 from shinar import Limits, Policy, Producer, Worker
 from shinar.brokers import Outgoing, connect
 from shinar.envelope import build, encode
+from shinar.envelope.trace import otel_trace_id
 from shinar.telemetry import Telemetry
 
 URN = "urn:babel:orders:created"
@@ -79,3 +82,21 @@ def test_without_headers_the_trace_id_itself_is_the_trace(url, telemetry, spans)
     Worker(url, {URN: lambda m: None}, limits=EMPTY, steps=[telemetry.step()]).run()
     (span,) = spans.get_finished_spans()
     assert span.context.trace_id == 0x7B3F9C2AE41D4F889B2A1C0D5E6F7A8B
+
+
+def one_trace(url: str) -> set[bool]:
+    """Whether header and envelope of each message name the same trace."""
+    return {
+        otel_trace_id(json.loads(d.body)["trace_id"]) == int(d.headers["traceparent"].split("-")[1], 16)
+        for d in connect(url).browse("orders")
+    }
+
+
+@pytest.mark.parametrize("trace_id", [None, "7b3f9c2a-e41d-4f88-9b2a-1c0d5e6f7a8b", "order-17"])
+@pytest.mark.parametrize("within", [False, True])
+def test_envelope_and_header_name_one_trace(url, telemetry, spans, within: bool, trace_id) -> None:
+    producer = Producer(url, telemetry=telemetry)
+    with telemetry._tracer.start_as_current_span("checkout") if within else nullcontext():
+        producer.send(URN, {}, trace_id=trace_id)
+        producer.send_many([(URN, {}), (URN, {})])
+    assert one_trace(url) == {True}

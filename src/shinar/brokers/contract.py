@@ -35,7 +35,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     #: Out-of-band headers (traceparent, bq-replay-bypass, the user's own). Contract names are not in here.
     headers: Mapping[str, str] = {}
-    #: Ordering key: Kafka's record key, SQS FIFO's group, Service Bus's session.
+    #: Ordering key: a record's key, a message group, a session.
     key: bytes | None = None
     delay_s: float = 0.0
     #: Given by whoever has the envelope decoded; otherwise the broker derives it from the body.
@@ -98,8 +98,12 @@ class Broker(Protocol):
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         """Done with these. Idempotent per delivery."""
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
-        """Hand back for redelivery, bytes and headers as they came."""
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
+        """Hand back for redelivery, bytes and headers as they came.
+
+        `count=False` is for a message that nobody began to handle: it goes back as if it had never been
+        handed out, and the broker's own delivery count is the one from before. A broker that cannot take
+        its count back (Traits.release_uncounted is False) releases as with `count=True`."""
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         """Publish each copy to `queue`, confirmed, and only then settle its delivery; in one step
@@ -107,7 +111,8 @@ class Broker(Protocol):
         lapsed delivery is not published where the broker can tell beforehand."""
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
-        """Let the leases end `lease_s` from now."""
+        """Let the leases end `lease_s` from now. Where there is nothing to renew it is the cheap way to ask
+        which deliveries are still ours: those of a connection that was lost are returned as lapsed."""
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
         """Read without consuming, oldest first, in flat memory. Raises Unsupported where the

@@ -33,10 +33,14 @@ TRAITS: Final = Traits(
     count_base=0,
     lease_s=DEFAULT_LEASE_S,
     portable_receipts=True,
+    stable_position=True,
     atomic_move=True,
     release_counts=True,
+    release_uncounted=True,
 )
 OPTIONS: Final = frozenset({"lease_s"})
+#: The number of the reservation.
+RECEIPT: Final = int
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -197,7 +201,7 @@ class MemoryBroker:
                         held[delivery.receipt] = found  # for `wake`, which hands it out again
         return tuple(lapsed)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         due_ms = self._clock.epoch_ms() + int(delay_s * 1000)
         lapsed = []
         with self._space.changed:
@@ -205,7 +209,10 @@ class MemoryBroker:
                 item = self._settle(delivery)
                 if item is None:
                     lapsed.append(delivery)
-                elif delay_s > 0:
+                    continue
+                if not count:
+                    item.deliveries -= 1
+                if delay_s > 0:
                     queue = self._space.queue(delivery.queue)
                     heapq.heappush(queue.delayed, (due_ms, item.number, item))
                 else:

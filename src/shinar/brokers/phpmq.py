@@ -2,15 +2,16 @@
 
 Publishes are confirmed after the server's commit, receipts settle from any process, moves are atomic.
 A reservation ends with its lease and with the connection that made it; with ?hold=lease it outlives the
-connection. Plain PHPMQ servers have none of this and are refused by their own silence.
+connection. Plain PHPMQ servers have none of this and cannot be used with these URLs.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
@@ -18,7 +19,8 @@ from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, ConfigError, PublishFailed
-from shinar.phpmq.client import NAME, Address, Client
+from shinar.phpmq import archive
+from shinar.phpmq.client import NAME, Client, PhpmqAddress
 from shinar.phpmq.protocol import extension as ext
 from shinar.settlement.traits import Traits
 
@@ -35,13 +37,16 @@ CHUNKS_IN_FLIGHT: Final = 8
 #: The server answers a reserve after at most this; a longer wait asks again.
 LONGEST_WAIT_S: Final = 30.0
 BROWSE_PAGE: Final = 500
+#: Receipts in one request; the server takes up to four times as many.
+CHUNK_RECEIPTS: Final = 5_000
 
 OPTIONS: Final = frozenset(
     {"lease_s", "timeout_s", "token", "hold", "declare", "tls_ca", "tls_cert", "tls_key"}
 )
 
 #: What settles a delivery: its batch's token and its own key.
-Receipt = tuple[int, int]
+PhpmqReceipt = tuple[int, int]
+RECEIPT: Final = PhpmqReceipt
 T = TypeVar("T")
 
 
@@ -53,6 +58,7 @@ def traits(url: BrokerUrl) -> Traits:
         count_base=0,
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=0.001),
         portable_receipts=True,
+        stable_position=True,
         atomic_move=True,
         release_counts=True,
     )
@@ -119,9 +125,10 @@ class PhpmqBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle(deliveries, lambda tag, held: ext.Ack(tag, held))
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
+        """`count` False: as if they had never been handed out. A server without that feature counts them."""
         delay_ms = int(max(0.0, delay_s) * 1000)
-        return self._settle(deliveries, lambda tag, held: ext.Release(tag, held, delay_ms))
+        return self._settle(deliveries, lambda tag, held: ext.Release(tag, held, delay_ms, count))
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         lease_ms = int(lease_s * 1000)
@@ -129,7 +136,7 @@ class PhpmqBroker:
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         client = self._client()
-        lapsed: set[Receipt] = set()
+        lapsed: set[PhpmqReceipt] = set()
         begin = 0
         for part in _chunks([copy for _, copy in copies], client.welcome.max_payload_bytes):
             pairs = copies[begin : begin + len(part)]
@@ -178,18 +185,17 @@ class PhpmqBroker:
         deliveries: Sequence[Delivery],
         make: Callable[[int, list[ext.Held]], ext.Ack | ext.Release | ext.Extend],
     ) -> Lapsed:
-        if not deliveries:
+        """Settle over the connection there is, or a new one: receipts of one that is gone are lapsed."""
+        lapsed: set[PhpmqReceipt] = set()
+        for begin in range(0, len(deliveries), CHUNK_RECEIPTS):
+            groups: dict[int, list[int]] = {}
+            for delivery in deliveries[begin : begin + CHUNK_RECEIPTS]:
+                token, key = delivery.receipt
+                groups.setdefault(token, []).append(key)
+            held = [ext.Held(token, keys) for token, keys in groups.items()]
+            lapsed |= _receipts(self._safely(partial(_settle, make=make, held=held)))
+        if not lapsed:
             return ()
-        groups: dict[int, list[int]] = {}
-        for delivery in deliveries:
-            token, key = delivery.receipt
-            groups.setdefault(token, []).append(key)
-        client = self._client()
-        held = [ext.Held(token, keys) for token, keys in groups.items()]
-        missing = client.call(make(client.tag(), held), list[ext.Held])
-        if not missing:
-            return ()
-        lapsed = _receipts(missing)
         return tuple(delivery for delivery in deliveries if delivery.receipt in lapsed)
 
     def _client(self) -> Client:
@@ -225,7 +231,7 @@ class PhpmqBroker:
 
 def _delivery(
     queue: str, item: ext.Delivered, position: str, received_ms: int,
-    receipt: Receipt | None = None, until_ms: int | None = None,
+    receipt: PhpmqReceipt | None = None, until_ms: int | None = None,
 ) -> Delivery:  # fmt: skip
     # By position, in the order of Delivery's fields: keywords cost a third more, a thousand times a batch.
     extra = item.extra
@@ -290,22 +296,47 @@ def _page(client: Client, queue: str, after: int, size: int) -> list[ext.Deliver
     return client.call(ext.Browse(client.tag(), queue, after, size), list[ext.Delivered])
 
 
+def _settle(
+    client: Client,
+    make: Callable[[int, list[ext.Held]], ext.Ack | ext.Release | ext.Extend],
+    held: list[ext.Held],
+) -> list[ext.Held]:
+    return client.call(make(client.tag(), held), list[ext.Held])
+
+
 def _depth(client: Client, queue: str) -> ext.DepthReply | None:
     found = client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply])
     return found[0] if found else None
 
 
-def _receipts(held: Sequence[ext.Held]) -> set[Receipt]:
+def _receipts(held: Sequence[ext.Held]) -> set[PhpmqReceipt]:
     return {(part.token, key) for part in held for key in part.keys}
 
 
-def address(url: BrokerUrl) -> Address:
+def address(url: BrokerUrl) -> PhpmqAddress:
     token = url.option("token") or url.password
     if url.scheme == "phpmq+unix":
-        return Address(unix=url.path, token=token)
-    return Address(
+        return PhpmqAddress(unix=url.path, token=token)
+    return PhpmqAddress(
         host=url.host or "127.0.0.1",
         port=url.port or url.usual_port,
         tls=tls_context(url) if url.scheme == "phpmqs" else None,
         token=token,
     )
+
+
+# -- the log in the server's own folder (`shinar broker serve --archive`)
+
+log_bounds = archive.bounds
+
+
+def read_log(folder: Path, start: int, end: int, queues: Collection[str] = ()) -> Iterator[Delivery]:
+    for found in archive.read(folder, start, end, queues):
+        yield Delivery(
+            body=found.body,
+            queue=found.queue,
+            headers=found.headers,
+            key=found.key,
+            received_ms=found.settled_ms,
+            position=str(found.position),
+        )

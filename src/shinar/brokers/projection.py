@@ -1,4 +1,5 @@
-"""The native properties that travel beside a body, as one table per broker (RULES chapter 11).
+"""The native properties that travel beside a body (contract rules, chapter 11). Each broker's room has its
+own table; this module knows how to read one, and no broker.
 
 The body is always the envelope unchanged; this is a redundant view of it for tools that read
 properties. Absent, empty or oddly typed values are left out, so that a poison record can always
@@ -24,7 +25,8 @@ Slot = Literal["property", "annotation", "header"]
 #: native name -> (where it goes, which fact, how it is written there)
 Table = Mapping[str, tuple[Slot, str, Callable[[Any], Any]]]
 
-_SIX: Final[Table] = {
+#: Headers that most bindings write the same way; a room takes them into its own table.
+BQ_HEADERS: Final[Table] = {
     "bq-job": ("header", "urn", str),
     "bq-trace-id": ("header", "trace_id", str),
     "bq-message-id": ("header", "id", str),
@@ -32,44 +34,16 @@ _SIX: Final[Table] = {
     "bq-source-lang": ("header", "lang", str),
 }
 
-TABLES: Final[dict[str, Table]] = {
-    "rabbitmq": {
-        "type": ("property", "urn", str),
-        "correlation_id": ("property", "trace_id", str),
-        "message_id": ("property", "id", str),
-        "app_id": ("property", "app_id", str),
-        "content_type": ("property", "content_type", str),
-        "x-schema-version": ("header", "schema_version", int),
-        "x-source-lang": ("header", "lang", str),
-        "x-attempts": ("header", "attempts", int),
-    },
-    "sqs": {**_SIX, "bq-created-at": ("header", "created_at", str)},
-    "asb": {
-        "subject": ("property", "urn", str),
-        "correlation_id": ("property", "trace_id", str),
-        "message_id": ("property", "id", str),
-        "content_type": ("property", "content_type", str),
-        "bq-schema-version": ("header", "schema_version", int),
-        "bq-source-lang": ("header", "lang", str),
-        "bq-created-at": ("header", "created_at", int),
-    },
-    "pulsar": {**_SIX, "bq-attempts": ("header", "attempts", str)},
-    "kafka": {**_SIX, "bq-attempts": ("header", "attempts", str)},
-    "artemis": {
-        "x-opt-jms-type": ("annotation", "urn", str),
-        "correlation_id": ("property", "trace_id", str),
-        "creation_time": ("property", "created_at", int),
-        "bq_schema_version": ("header", "schema_version", str),
-        "bq_source_lang": ("header", "lang", str),
-        "bq_attempts": ("header", "attempts", str),
-        "bq_app_id": ("header", "app_id", str),
-    },
-}
-
-#: Names a user header may not take: the contract's, on every broker.
+#: Header names of the frozen contract. A user header may not take one of them on any broker, because a copy
+#: of the message may reach the broker where it means something.
 RESERVED: Final = frozenset(
-    name for table in TABLES.values() for name, (slot, _, _) in table.items() if slot == "header"
-)
+    {
+        *BQ_HEADERS,
+        "bq-created-at", "bq-attempts",
+        "bq_schema_version", "bq_source_lang", "bq_attempts", "bq_app_id",
+        "x-schema-version", "x-source-lang", "x-attempts",
+    }
+)  # fmt: skip
 
 _CONSTANTS: Final = {"app_id": APP_ID, "content_type": CONTENT_TYPE}
 _INT64: Final = range(-(2**63), 2**63)
@@ -92,17 +66,17 @@ _DECODE: Final = msgspec.json.Decoder(_Seen).decode
 
 
 class Projection(msgspec.Struct, frozen=True):
-    #: The broker's own message properties (AMQP basic properties, Service Bus system properties).
+    #: The broker's own message properties (as AMQP's basic properties).
     properties: Mapping[str, Any]
     annotations: Mapping[str, Any]
     #: Contract headers first, then the user's.
     headers: Mapping[str, Any]
 
 
-def project(binding: str, message: Outgoing) -> Projection:
+def project(table: Table, message: Outgoing) -> Projection:
     facts = message.facts or facts_of(message.body)
     slots: dict[Slot, dict[str, Any]] = {"property": {}, "annotation": {}, "header": {}}
-    for name, (slot, fact, write) in TABLES[binding].items():
+    for name, (slot, fact, write) in table.items():
         value = _CONSTANTS[fact] if fact in _CONSTANTS else getattr(facts, fact)
         if value is not None and value != "":
             slots[slot][name] = write(value)

@@ -12,7 +12,7 @@ from shinar.errors import ConfigError
 
 #: How the path of a URL divides into the server's part and the queue (its last segment):
 #: queue      /orders                     all of it is the queue
-#: number     /0/orders or /orders        a leading number is the server's (a Redis database)
+#: number     /0/orders or /orders        a leading number is the server's (a database)
 #: optional   /vhost/orders or /orders    everything before the last segment is the server's
 #: first      /shop or /shop/orders       the first segment is the server's (an SQL database)
 #: file       /var/lib/q.db               all of it is the server's; the queue comes as ?queue=
@@ -119,7 +119,7 @@ def parse(text: str, rule: PathRule, usual_port: int = 0) -> BrokerUrl:
 def _split_path(path: str, rule: PathRule) -> tuple[str, str]:
     if rule == "file":
         return unquote(path), ""
-    # Split before unquoting: %2F inside a segment is part of a name (RabbitMQ's default vhost).
+    # Split before unquoting: %2F inside a segment is part of a name (the default vhost).
     segments = [segment for segment in path.split("/") if segment]
     if not segments:
         return "", ""

@@ -6,6 +6,7 @@ import functools
 from typing import Any, Final
 
 from shinar.brokers import registry
+from shinar.brokers.projection import Table
 from shinar.settlement import Traits
 
 _URLS: Final = {
@@ -24,9 +25,17 @@ class UnknownBinding(LookupError):
 
 @functools.cache
 def traits(binding: str) -> Traits:
+    return registry.traits(_url(binding))
+
+
+def projection(binding: str) -> Table:
+    return registry.projection(_url(binding).partition("://")[0])
+
+
+def _url(binding: str) -> str:
     if binding not in _URLS:
         raise UnknownBinding(binding)
-    return registry.traits(_URLS[binding])
+    return _URLS[binding]
 
 
 def native_count(binding: str, count: Any) -> Any:

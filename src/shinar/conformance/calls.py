@@ -160,7 +160,7 @@ def trace(args: Args) -> Answer:
 
 def project(args: Args) -> Answer:
     binding = args["binding"]
-    made = project_onto(bindings.traits(binding).binding, Outgoing(body_of(args)))
+    made = project_onto(bindings.projection(binding), Outgoing(body_of(args)))
     headers, properties = dict(made.headers), dict(made.properties)
     match binding:
         case "sqs":

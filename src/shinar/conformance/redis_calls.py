@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import redis
 
-from shinar.brokers.redis.queue import RedisQueue, Reservation, Settings, open_queue
+from shinar.brokers.redis.queue import RedisQueue, RedisSettings, Reservation, open_queue
 from shinar.clock import PinnedClock
 from shinar.conformance.calls import Answer, Args, b64, body_of
 from shinar.envelope import Kind, attempts_of, judge, retry_copy
@@ -27,7 +27,7 @@ class Session:
         if "migration_batch_size" in args:
             options["migration_batch_size"] = args["migration_batch_size"]
         self.client = redis.Redis.from_url(args["url"])
-        self.queue: RedisQueue = open_queue(self.client, args["queue"], self.clock, Settings(**options))
+        self.queue: RedisQueue = open_queue(self.client, args["queue"], self.clock, RedisSettings(**options))
 
 
 _sessions: dict[str, Session] = {}

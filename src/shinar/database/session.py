@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from shinar.brokers.url import BrokerUrl
-from shinar.clock import Clock
+from shinar.clock import SYSTEM, Clock
 from shinar.database.dialects import BY_SCHEME, Dialect, fault_of, for_version
 from shinar.errors import (
     AccessDenied,
@@ -38,6 +38,8 @@ CONNECT_OPTIONS: Final = {
 #: How long SQLite waits for another process's write before it gives up.
 BUSY_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
+#: Between two looks at a lock that SQLite does not wait for by itself, in seconds.
+_LOCK_POLL_S: Final = 0.05
 #: A statement is prepared on the server once it was used so often.
 _PREPARE_AFTER: Final = 3
 #: How long the measured difference to the database's clock is trusted.
@@ -260,13 +262,26 @@ def _open_sqlite(_driver: Any, url: BrokerUrl) -> sqlite3.Connection:
     busy_s = url.number("busy_s", BUSY_S)
     connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection, busy_s)
         connection.execute(f"PRAGMA synchronous = {sqlite_synchronous(url)}")
         connection.execute("PRAGMA cache_size = -16000")
     except sqlite3.Error:
         connection.close()
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection, busy_s: float) -> None:
+    """Wait for a lock as for any other: SQLite itself does not while it changes the journal."""
+    end_s = SYSTEM.monotonic_s() + busy_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or SYSTEM.monotonic_s() >= end_s:
+                raise
+            SYSTEM.sleep(_LOCK_POLL_S)
 
 
 def sqlite_synchronous(url: BrokerUrl) -> str:

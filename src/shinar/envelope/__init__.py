@@ -1,6 +1,6 @@
-"""The message contract: build, encode, judge, copy. Pure: no I/O, no broker, no thread of its own."""
+"""The message contract: build, encode, judge, decode, copy. Pure: no I/O, no broker, no thread of its own."""
 
-from shinar.envelope.build import MetaEntries, build, build_from, encode, follow_up, uuid4
+from shinar.envelope.build import MetaEntries, build, build_from, encode, follow_up, fresh_id
 from shinar.envelope.copies import (
     attempts_of,
     dead_letter,
@@ -13,17 +13,18 @@ from shinar.envelope.copies import (
     with_attempts,
 )
 from shinar.envelope.data import check_json, check_strict
+from shinar.envelope.decode import decode
 from shinar.envelope.model import (
     SCHEMA_VERSION,
     SOURCE_LANG,
     DeadLetter,
     DeadReason,
+    EnvelopeWarning,
     Kind,
     Message,
     Meta,
     Reason,
     Verdict,
-    Warning,
 )
 from shinar.envelope.trace import TraceParent, extract_trace
 from shinar.envelope.urn import Urn, advise, matches, parse_urn
@@ -34,6 +35,7 @@ __all__ = [
     "SOURCE_LANG",
     "DeadLetter",
     "DeadReason",
+    "EnvelopeWarning",
     "Kind",
     "Message",
     "Meta",
@@ -42,7 +44,6 @@ __all__ = [
     "TraceParent",
     "Urn",
     "Verdict",
-    "Warning",
     "advise",
     "attempts_of",
     "build",
@@ -52,9 +53,11 @@ __all__ = [
     "classify",
     "dead_letter",
     "dead_letter_copy",
+    "decode",
     "encode",
     "extract_trace",
     "follow_up",
+    "fresh_id",
     "judge",
     "matches",
     "parse_strict",
@@ -65,6 +68,5 @@ __all__ = [
     "reencode",
     "retry_copy",
     "unwrap_poison",
-    "uuid4",
     "with_attempts",
 ]

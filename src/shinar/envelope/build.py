@@ -47,8 +47,8 @@ def build(
     _require_object(data)
     trace = trace_id.strip(ASCII_WS) if trace_id else ""
     extra = _entries(meta) if meta else None
-    born = Meta(uuid4(), queue, SOURCE_LANG, SCHEMA_VERSION, clock.epoch_ms(), extra)
-    return Message(urn, trace or uuid4(), dict(data), born, 0)
+    born = Meta(fresh_id(), queue, SOURCE_LANG, SCHEMA_VERSION, clock.epoch_ms(), extra)
+    return Message(urn, trace or fresh_id(), dict(data), born, 0)
 
 
 def follow_up(
@@ -108,7 +108,7 @@ def _encoded(value: Message | dict[str, Any]) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError as exc:
         raise ContractError(
-            f"the text {exc.object!r:.60} holds a lone surrogate and is not Unicode"
+            f"the text {exc.object!r:.60} contains a lone surrogate and is not Unicode; remove it"
         ) from None
     except TypeError as exc:
         raise ContractError(
@@ -177,7 +177,7 @@ def _stripped(urn: object) -> str:
 
 
 class _Ids:
-    """Version 4 UUIDs in store, never shared between a process and its fork."""
+    """A stock of version 4 UUIDs; a fork starts with an empty one, so no id is used twice."""
 
     def __init__(self) -> None:
         self.forget()
@@ -211,7 +211,7 @@ _VERSION_4: Final = bytes(0x40 | byte & 0x0F for byte in range(256))
 _VARIANT_1: Final = bytes(0x80 | byte & 0x3F for byte in range(256))
 #: Which of the 32 hex digits goes to which of a UUID's 36 characters; the rest are hyphens.
 _PLACES: Final = tuple((i, i + (i >= 8) + (i >= 12) + (i >= 16) + (i >= 20)) for i in range(32))
-uuid4: Final = _Ids().take
+fresh_id: Final = _Ids().take
 
 
-__all__ = ["DeadLetter", "MetaEntries", "build", "build_from", "encode", "follow_up", "uuid4"]
+__all__ = ["DeadLetter", "MetaEntries", "build", "build_from", "encode", "follow_up", "fresh_id"]

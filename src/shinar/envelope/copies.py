@@ -13,6 +13,7 @@ import msgspec
 
 from shinar.envelope.model import (
     FORBIDDEN_META,
+    FORBIDDEN_TOP,
     MAX_DEPTH,
     SOURCE_LANG,
     DeadLetter,
@@ -21,7 +22,7 @@ from shinar.envelope.model import (
 )
 from shinar.envelope.text import Member, Object, rebuild, scan_object
 from shinar.envelope.verdict import parse_strict
-from shinar.errors import ContractError
+from shinar.errors import ContractError, error_text
 
 #: Longest error text a dead letter carries; a stack of nested causes must not outgrow the message.
 MAX_ERROR_CHARS: Final = 4096
@@ -45,7 +46,7 @@ def dead_letter(
     error: BaseException | str | None = None,
 ) -> DeadLetter:
     """The block for a delivery consumed from `queue` that was given up after `attempts` deliveries."""
-    text = None if error is None else str(error)
+    text = None if error is None else error_text(error)
     if text is not None:
         text = text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode("utf-8")
     return DeadLetter(
@@ -86,7 +87,7 @@ def redrive_copy(body: bytes) -> bytes:
 
 
 def poison_record(body: bytes, block: DeadLetter) -> bytes:
-    """The dead-letter record of a body that is no envelope (RULES chapter 7): spliced, or wrapped."""
+    """The dead-letter record of a body that is not an envelope (contract rule 7.1): spliced, or wrapped."""
     encoded = msgspec.json.encode(block)
     if _splicable(body):
         text = body.strip(_JSON_WS)
@@ -143,23 +144,20 @@ def _plain_count_at(body: bytes) -> int:
 def _rewrite_members(body: bytes, attempts: int | None, block: bytes | None) -> bytes:
     found = scan_object(body)
     identity, counted, meta = _identity_member(body, found), found.last("attempts"), found.last("meta")
-    renamed = identity is not None and identity.name == "urn"
-    cut = {
-        "urn",
-        "timestamp",
-        *(("job",) if renamed else ()),
-        *(("dead_letter",) if block is not None else ()),
-    }
-    out: list[bytes] = []
-    for member in found.members:
-        if member is identity and renamed:
-            out.append(b'"job":' + member.value(body))
-        elif member is counted and attempts is not None:
-            out.append(body[member.start : member.value_start] + b"%d" % attempts)
-        elif member is meta:
-            out.append(_without_forbidden_meta(body, member))
-        elif member.name not in cut:
-            out.append(_slice(body, member))
+    cut = set(FORBIDDEN_TOP) if block is None else {*FORBIDDEN_TOP, "dead_letter"}
+    changed: dict[Member, bytes] = {}
+    if identity is not None and identity.name == "urn":
+        cut.add("job")
+        changed[identity] = b'"job":' + identity.value(body)
+    if counted is not None and attempts is not None:
+        changed[counted] = body[counted.start : counted.value_start] + b"%d" % attempts
+    if meta is not None:
+        changed[meta] = _without_forbidden_meta(body, meta)
+    out = [
+        changed.get(member, _slice(body, member))
+        for member in found.members
+        if member in changed or member.name not in cut
+    ]
     if counted is None and attempts is not None:
         out.append(b'"attempts":%d' % attempts)
     if block:
@@ -200,7 +198,7 @@ def _slice(body: bytes, member: Member) -> bytes:
 
 
 def _splicable(body: bytes) -> bool:
-    """One strict JSON object, no lone surrogate, no `dead_letter` of its own (RULES chapter 7)."""
+    """One strict JSON object, no lone surrogate, no `dead_letter` of its own (contract rule 7.1)."""
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         return False
     try:

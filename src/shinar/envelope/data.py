@@ -1,5 +1,5 @@
 """What may stand in a payload. `check_json` is the gate every message passes; `check_strict`
-is the producer's optional, sharper look for payloads that every language must read alike."""
+is the producer's optional, stricter check for payloads that every language must read alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from shinar.envelope.model import INT64_MAX, INT64_MIN, MAX_DEPTH, Int64, Warning
+from shinar.envelope.model import INT64_MAX, INT64_MIN, MAX_DEPTH, EnvelopeWarning, Int64
 from shinar.errors import ContractError
 
 #: Largest integer a JavaScript consumer reads exactly.
@@ -53,23 +53,24 @@ def check_json(value: Mapping[str, Any], pointer: str) -> None:
     try:
         msgspec.convert((value,), _Usual)
     except (msgspec.ValidationError, RecursionError):
-        if _depth(value) > MAX_DEPTH:
-            text = f"is nested deeper than {MAX_DEPTH} levels; flatten it"
+        # Counted from the root of the body, as `judge` does: what may leave must be read.
+        if pointer.count("/") + _depth(value) > MAX_DEPTH:
+            text = f"makes the message nested deeper than {MAX_DEPTH} levels; flatten it"
             raise ContractError(text, pointer=pointer or None) from None
         for where, item in _walk(value, pointer):
             _refuse_bad(where, item)
 
 
-def check_strict(value: Mapping[str, Any], pointer: str = "/data") -> list[Warning]:
+def check_strict(value: Mapping[str, Any], pointer: str = "/data") -> list[EnvelopeWarning]:
     """`check_json`, and no lone surrogates, and times as RFC 3339; warns of integers JavaScript rounds."""
     check_json(value, pointer)
-    warnings: list[Warning] = []
+    warnings: list[EnvelopeWarning] = []
     for where, item in _walk(value, pointer):
         if isinstance(item, str):
             _check_text(where, item)
         elif isinstance(item, int) and not isinstance(item, bool) and abs(item) > SAFE_INTEGER:
             warnings.append(
-                Warning(where, "is beyond 2^53-1: a JavaScript consumer rounds it; send it as text")
+                EnvelopeWarning(where, "is beyond 2^53-1: a JavaScript consumer rounds it; send it as text")
             )
     return warnings
 
@@ -79,7 +80,9 @@ def _check_text(where: str, text: str) -> None:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            raise ContractError("holds a lone surrogate and is not Unicode text", pointer=where) from None
+            raise ContractError(
+                "contains a lone surrogate and is not Unicode text; remove it", pointer=where
+            ) from None
     if _DATE_LIKE.match(text) and not _RFC3339.fullmatch(text):
         raise ContractError(
             f"{text[:40]!r} looks like a time but is not RFC 3339; write 2026-01-31T12:00:00Z "

@@ -16,7 +16,7 @@ LENGTH: Final = 12
 #: An error text is compared by its first lines up to this many characters; stack traces follow later.
 TEMPLATE_CHARS: Final = 240
 
-#: The reason of a handler that gave up. It is left out: fingerprints made before reasons counted stay valid.
+#: The reason of a handler that gave up. It is left out, so that older fingerprints stay as they are.
 _USUAL_REASON: Final = "failed"
 
 #: Variable parts and what stands for them, in this order: the specific before the general.

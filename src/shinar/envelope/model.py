@@ -1,7 +1,7 @@
-"""The envelope as values: what a body is, once judged. Pure; knows no broker, no clock, no I/O.
+"""The envelope as values: what a body is, once judged. Pure: brokers, clocks and I/O are unknown here.
 
 `Message` doubles as msgspec's decoding target for the canonical case, so that a good body becomes
-a message in one C call. The contract's names are fixed by `rename`; `extra` holds unknown members
+a message in one C call. The contract's names are fixed by `rename`; `extra` has the unknown members
 and is filled by the exact path only, hence its JSON name is one no fast-path body may carry.
 """
 
@@ -116,7 +116,7 @@ class Message(
         return self.meta.id
 
 
-class Warning(msgspec.Struct, frozen=True):
+class EnvelopeWarning(msgspec.Struct, frozen=True):
     pointer: str
     text: str
 
@@ -133,11 +133,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     reason: Reason = Reason.NONE
     #: RFC 6901 pointer of what `reason` is about; "" for the whole body.
     pointer: str = ""
-    warnings: tuple[Warning, ...] = ()
+    warnings: tuple[EnvelopeWarning, ...] = ()
 
     @property
     def accepts(self) -> bool:
-        """The contract's strict consumer gate: complete, and of a version we speak."""
+        """The contract's strict consumer gate: complete, and of the supported version."""
         return self.kind is Kind.ACCEPTED and self.reason is Reason.NONE
 
 

@@ -1,4 +1,4 @@
-"""Which trace a delivery belongs to (RULES chapter 18): the traceparent header, else trace_id."""
+"""Which trace a delivery belongs to (contract rules 18.1 and 18.2): the traceparent header, else trace_id."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`judge`: the only place that says what a body is. Pure, never raises, bounded in depth.
+"""`judge` decides what a body is; nothing else does. Pure, never raises, bounded in depth.
 
 Two paths, one answer. The fast one decodes a canonical envelope with one typed msgspec call. It
 refuses everything unusual (unknown members, nulls, odd types, lone surrogates), and whatever it
-refuses goes down the exact path, which follows the contract's chapters 2 and 5 step by step.
+refuses goes down the exact path, which follows contract chapters 2 and 5 step by step.
 """
 
 from __future__ import annotations
@@ -18,27 +18,36 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from shinar.envelope.model import (
+    CORE_META,
     FORBIDDEN_META,
+    FORBIDDEN_TOP,
     INT64_MAX,
     INT64_MIN,
     MAX_DEPTH,
     SCHEMA_VERSION,
+    TOP_LEVEL,
     DeadLetter,
+    EnvelopeWarning,
     Kind,
     Message,
     Meta,
     Reason,
     Verdict,
-    Warning,
     valid_identity,
 )
 
-#: A double holds no integer of this many digits.
+#: No double can represent an integer of this many digits.
 _HUGE_DIGITS: Final = 309
-#: Nothing shorter can hold such a number next to the members a canonical envelope must have.
+#: Nothing shorter has room for such a number next to the members a canonical envelope must have.
 _HUGE_BODY: Final = _HUGE_DIGITS + 100
 _HUGE_NUMBER: Final = re.compile(rb"[0-9]{309}")
 _DIGIT: Final = re.compile(rb"[0-9]")
+#: Nothing shorter can be nested deeper than MAX_DEPTH: each level takes two brackets.
+_DEEP_BODY: Final = 2 * MAX_DEPTH
+#: Innermost pairs are peeled off, level by level, while that costs less than so many scans of all brackets;
+#: then they are counted one by one.
+_PEELING_WORK: Final = 8
+_NEITHER_BRACKET_NOR_QUOTE: Final = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 _BRACKET_OR_STRING: Final = re.compile(rb'[\[{]|[\]}]|"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _REFUSALS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -70,13 +79,14 @@ def read(body: bytes) -> Message | None:
         or message.urn < _PRINTABLE
         or message.trace_id < _PRINTABLE
         or (len(body) > _HUGE_BODY and _has_huge_number(body))
+        or (len(body) > _DEEP_BODY and not _shallow(body))
     ):
         return None
     return message
 
 
 def classify(body: bytes) -> Literal["ok", "no_identity", "poison"]:
-    """The three-way answer of the contract's chapter 5; a version we do not speak is still `ok`."""
+    """The three-way answer of the contract's chapter 5; another version is still `ok`."""
     kind = judge(body).kind
     if kind is Kind.POISON:
         return "poison"
@@ -84,7 +94,7 @@ def classify(body: bytes) -> Literal["ok", "no_identity", "poison"]:
 
 
 def parse_strict(body: bytes) -> Any:
-    """One strict JSON value, or a Fault. Numbers that no double holds are a Fault too."""
+    """One strict JSON value, or a Fault. A number that no double can represent is a Fault too."""
     if not _shallow(body):
         return Fault(Reason.TOO_DEEP)
     try:
@@ -105,24 +115,28 @@ class Fault(NamedTuple):
     pointer: str = ""
 
 
-def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[Warning]]:
-    """`job`, else `urn` (RULES 2.3, 2.4): the identity verbatim, and what to warn about."""
+def fold_identity(document: Mapping[str, Any]) -> tuple[str | None, list[EnvelopeWarning]]:
+    """`job`, else `urn` (contract rules 2.3 and 2.4): the identity verbatim, and what to warn about."""
     job, urn = document.get("job"), document.get("urn")
     if valid_identity(job):
-        dropped = [Warning("/urn", "is dropped: job already names the message")] if "urn" in document else []
+        dropped = (
+            [EnvelopeWarning("/urn", "is dropped: job already names the message")]
+            if "urn" in document
+            else []
+        )
         return job, dropped
     warnings = []
     if "job" in document and not isinstance(job, str):
-        warnings.append(Warning("/job", "is not a string and is ignored"))
+        warnings.append(EnvelopeWarning("/job", "is not a string and is ignored"))
     return (urn if valid_identity(urn) else None), warnings
 
 
-def forbidden_in(document: Mapping[str, Any]) -> list[Warning]:
-    found = [Warning("/timestamp", "is forbidden and dropped")] if "timestamp" in document else []
+def forbidden_in(document: Mapping[str, Any]) -> list[EnvelopeWarning]:
+    found = [EnvelopeWarning("/timestamp", "is forbidden and dropped")] if "timestamp" in document else []
     meta = document.get("meta")
     if isinstance(meta, dict):
         found += [
-            Warning(f"/meta/{name}", "is forbidden and dropped")
+            EnvelopeWarning(f"/meta/{name}", "is forbidden and dropped")
             for name in sorted(FORBIDDEN_META & meta.keys())
         ]
     return found
@@ -155,7 +169,7 @@ def _examine(body: bytes) -> Verdict:
 
 _DICT_OR_NULL: Final = (dict, NoneType)
 _TEXT_OR_NULL: Final = (str, NoneType)
-#: Where the known members are and what they may be, besides null (RULES chapter 5, step 4).
+#: Where the known members are and what they may be, besides null (contract rule 5.2).
 _MEMBER_TYPES: Final = (
     # block, string members, int64 members
     ("", ("trace_id",), ("attempts",)),
@@ -185,7 +199,7 @@ def _int64_or_null(value: object) -> bool:
 
 
 def _first_missing(document: dict[str, Any]) -> str | None:
-    """Pointer of the first member the strict consumer gate misses (RULES 2.7)."""
+    """Pointer of the first member the strict consumer gate misses (contract rule 2.7)."""
     if not valid_identity(document.get("trace_id")):
         return "/trace_id"
     if document.get("data") is None:
@@ -198,42 +212,61 @@ def _first_missing(document: dict[str, Any]) -> str | None:
 
 
 def _message(identity: str, document: dict[str, Any]) -> Message:
-    meta = document.get("meta") or {}
     block = document.get("dead_letter")
-    unknown = {
-        k: v
-        for k, v in document.items()
-        if k not in ("job", "urn", "trace_id", "data", "meta", "attempts", "dead_letter", "timestamp")
-    }
-    unknown_meta = {
-        k: v for k, v in meta.items() if k not in Meta.__struct_fields__ and k not in FORBIDDEN_META
-    }
-    if "extra" in meta:  # a vendor may use the name our field has
-        unknown_meta["extra"] = meta["extra"]
+    unknown = {name: value for name, value in document.items() if name not in _KNOWN_TOP}
     return Message(
         urn=identity,
         trace_id=document.get("trace_id") or "",
         data=document.get("data") or {},
-        meta=Meta(
-            id=meta.get("id") or "",
-            queue=meta.get("queue") or "",
-            lang=meta.get("lang") or "",
-            schema_version=meta.get("schema_version") or 0,
-            created_at=meta.get("created_at") or 0,
-            extra=unknown_meta or None,
-        ),
+        meta=_meta(document.get("meta") or {}),
         attempts=document.get("attempts") or 0,
-        dead_letter=None
-        if block is None
-        else DeadLetter(**{k: block.get(k) for k in DeadLetter.__struct_fields__}),
+        dead_letter=None if block is None else _dead_letter(block),
         extra=unknown or None,
     )
 
 
+#: Members that become fields, and those that decoding drops.
+_KNOWN_TOP: Final = TOP_LEVEL | FORBIDDEN_TOP
+
+
+def _meta(meta: dict[str, Any]) -> Meta:
+    unknown = {
+        name: value for name, value in meta.items() if name not in CORE_META and name not in FORBIDDEN_META
+    }
+    return Meta(
+        id=meta.get("id") or "",
+        queue=meta.get("queue") or "",
+        lang=meta.get("lang") or "",
+        schema_version=meta.get("schema_version") or 0,
+        created_at=meta.get("created_at") or 0,
+        extra=unknown or None,
+    )
+
+
+def _dead_letter(block: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(**{name: block.get(name) for name in DeadLetter.__struct_fields__})
+
+
 def _shallow(body: bytes) -> bool:
-    """Is no value nested deeper than MAX_DEPTH? Counts brackets first, scans only if it must."""
+    """Is every value nested at most MAX_DEPTH levels deep? Asks cheap questions first."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return True
+    text = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    # A string without brackets is two quotes now; where one has brackets, a quote is left over.
+    brackets = text.translate(None, _NEITHER_BRACKET_NOR_QUOTE).replace(b'""', b"")
+    work = _PEELING_WORK * len(brackets)
+    while work > 0:
+        size = len(brackets)
+        work -= size
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not brackets:
+            return True
+        if len(brackets) == size:
+            break
+    return _counted_shallow(body)
+
+
+def _counted_shallow(body: bytes) -> bool:
     depth = 0
     for token in _BRACKET_OR_STRING.finditer(body):
         first = body[token.start()]

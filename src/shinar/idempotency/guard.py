@@ -1,4 +1,4 @@
-"""The rule of idempotent handling (RULES chapter 9), and what it needs of a store. No I/O of its own.
+"""The rule of idempotent handling (contract rules, 9), and what it needs of a store. No I/O of its own.
 
 The guard is no lock: two first deliveries at the same moment may both run. An effect that must
 happen once even then belongs into `SqlStore.once`, in one transaction with its mark.
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, runtime_checkable
 
-from shinar.errors import BrokerError, StoreError
+from shinar.errors import BrokerError, StoreError, UsageError
 
 log: Final = logging.getLogger("shinar.idempotency")
 
@@ -32,6 +32,13 @@ class Store(Protocol):
         """Unmark; an id without a mark is no error."""
 
     def close(self) -> None: ...
+
+
+def each(ids: Iterable[str]) -> list[str]:
+    """The ids, each once. A single text is a mistake: its characters would be taken for ids."""
+    if isinstance(ids, str | bytes):
+        raise UsageError(f"give the ids as a list: [{ids!r}]")
+    return list(dict.fromkeys(ids))
 
 
 def usable_id(value: object) -> str | None:

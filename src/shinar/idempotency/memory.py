@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from shinar.clock import SYSTEM, Clock
-from shinar.idempotency.guard import TTL_S
+from shinar.idempotency.guard import TTL_S, each
 
 #: The oldest marks go first once there are more: about 100 MB of ids.
 MAX_IDS: Final = 500_000
@@ -26,19 +26,19 @@ class MemoryStore:
     def seen(self, ids: Iterable[str]) -> set[str]:
         now_s = self._clock.monotonic_s()
         with self._lock:
-            return {id_ for id_ in ids if self._ends_s.get(id_, now_s) > now_s}
+            return {id_ for id_ in each(ids) if self._ends_s.get(id_, now_s) > now_s}
 
     def remember(self, ids: Iterable[str]) -> None:
         now_s = self._clock.monotonic_s()
         with self._lock:
-            for id_ in ids:
+            for id_ in each(ids):
                 self._ends_s[id_] = now_s + self._ttl_s
                 self._ends_s.move_to_end(id_)
             self._evict(now_s)
 
     def forget(self, ids: Iterable[str]) -> None:
         with self._lock:
-            for id_ in ids:
+            for id_ in each(ids):
                 self._ends_s.pop(id_, None)
 
     def close(self) -> None:

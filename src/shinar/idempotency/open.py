@@ -6,7 +6,7 @@ import difflib
 from typing import Final
 
 from shinar.brokers.registry import ROWS, SYNONYMS
-from shinar.brokers.url import BrokerUrl, PathRule, parse
+from shinar.brokers.url import BrokerUrl, parse
 from shinar.clock import SYSTEM, Clock
 from shinar.database.dialects import BY_SCHEME
 from shinar.errors import ConfigError, MissingExtra, UnknownScheme
@@ -14,14 +14,8 @@ from shinar.idempotency.guard import TTL_S, Store
 from shinar.idempotency.memory import MAX_IDS, MemoryStore
 from shinar.idempotency.sql import SqlStore
 
-_PATHS: Final[dict[str, PathRule]] = {
-    "memory": "queue",
-    "sqlite": "file",
-    "postgresql": "first",
-    "mysql": "first",
-    "redis": "number",
-    "rediss": "number",
-}
+#: Schemes that have a store; their URLs are written as those of the broker.
+SCHEMES: Final = ("memory", *BY_SCHEME, "redis", "rediss")
 _MEMORY_OPTIONS: Final = frozenset({"ttl_s", "max_ids"})
 
 
@@ -30,10 +24,10 @@ def open_store(url: str, clock: Clock = SYSTEM) -> Store:
     the same messages need different scopes; workers of one kind share theirs."""
     scheme, _, rest = url.partition("://")
     scheme = SYNONYMS.get(scheme.lower(), scheme.lower())
-    if scheme not in _PATHS:
-        near = difflib.get_close_matches(scheme, _PATHS, 1)
-        raise UnknownScheme(scheme, tuple(_PATHS), near[0] if near else None)
-    parsed = parse(f"{scheme}://{rest}", _PATHS[scheme], ROWS[scheme].port)
+    if scheme not in SCHEMES:
+        near = difflib.get_close_matches(scheme, SCHEMES, 1)
+        raise UnknownScheme(scheme, SCHEMES, near[0] if near else None)
+    parsed = parse(f"{scheme}://{rest}", ROWS[scheme].path, ROWS[scheme].port)
     if scheme in BY_SCHEME:
         return SqlStore(parsed, clock)
     return _memory(parsed, clock) if scheme == "memory" else _redis(parsed)

@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from shinar.brokers.url import BrokerUrl
 from shinar.errors import AccessDenied, BrokerFull, BrokerUnavailable, ConfigError
-from shinar.idempotency.guard import TTL_S
+from shinar.idempotency.guard import TTL_S, each
 
 #: File options of rediss://, as the brokers call them, and what the client calls them.
 FILES: Final = {"tls_ca": "ssl_ca_certs", "tls_cert": "ssl_certfile", "tls_key": "ssl_keyfile"}
@@ -44,7 +44,7 @@ class RedisStore:
             self._client.ping()
 
     def seen(self, ids: Iterable[str]) -> set[str]:
-        wanted = list(dict.fromkeys(ids))
+        wanted = each(ids)
         if not wanted:
             return set()
         with _errors(), self._client.pipeline(transaction=False) as pipe:
@@ -54,14 +54,16 @@ class RedisStore:
         return {id_ for id_, there in zip(wanted, found, strict=True) if there}
 
     def remember(self, ids: Iterable[str]) -> None:
+        wanted = each(ids)
         with _errors(), self._client.pipeline(transaction=False) as pipe:
-            for id_ in ids:
+            for id_ in wanted:
                 pipe.set(self._key(id_), b"1", px=self._ttl_ms)
             pipe.execute()
 
     def forget(self, ids: Iterable[str]) -> None:
+        wanted = each(ids)
         with _errors(), self._client.pipeline(transaction=False) as pipe:
-            for id_ in ids:
+            for id_ in wanted:
                 pipe.unlink(self._key(id_))
             pipe.execute()
 

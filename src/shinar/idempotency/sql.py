@@ -20,7 +20,7 @@ from shinar.database.columns import DEFAULT_PREFIX
 from shinar.database.dialects import Dialect, table_name, unwrap
 from shinar.database.session import CONNECT_OPTIONS, Database, check_options
 from shinar.errors import UsageError
-from shinar.idempotency.guard import TTL_S
+from shinar.idempotency.guard import TTL_S, each
 
 _OWN: Final = frozenset({"prefix", "declare", "scope", "ttl_s"})
 OPTIONS: Final = _OWN.union(*CONNECT_OPTIONS.values())
@@ -93,7 +93,7 @@ class SqlStore:
         self._database.ensure(table, schema_sql(self._dialect, prefix), create=url.flag("declare", True))
 
     def seen(self, ids: Iterable[str]) -> set[str]:
-        keys = {_key(id_): id_ for id_ in ids}
+        keys = {_key(id_): id_ for id_ in each(ids)}
         names = list(keys)
         found: set[str] = set()
         with self._lock:
@@ -109,7 +109,8 @@ class SqlStore:
         with self._lock:
             now_ms = self._database.now_ms()
             # In one order everywhere: two workers with the same ids must not wait for each other.
-            rows = [(self._scope, key, now_ms + self._ttl_ms) for key in sorted({_key(id_) for id_ in ids})]
+            keys = sorted({_key(id_) for id_ in each(ids)})
+            rows = [(self._scope, key, now_ms + self._ttl_ms) for key in keys]
             if not rows:
                 return
             with self._database.transaction() as cursor:
@@ -117,7 +118,7 @@ class SqlStore:
             self._sweep(now_ms)
 
     def forget(self, ids: Iterable[str]) -> None:
-        rows = [(self._scope, key) for key in sorted({_key(id_) for id_ in ids})]
+        rows = [(self._scope, key) for key in sorted({_key(id_) for id_ in each(ids)})]
         if rows:
             with self._lock, self._database.transaction() as cursor:
                 cursor.executemany(self._sql.forget, rows)

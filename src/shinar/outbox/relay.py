@@ -21,7 +21,7 @@ from shinar.database.columns import DEFAULT_PREFIX, bytes_of, headers_of
 from shinar.database.dialects import table_name
 from shinar.database.session import CONNECT_OPTIONS, Database, check_options
 from shinar.errors import BrokerError, ConfigError, PublishFailed, ShinarError
-from shinar.outbox.table import Statements, schema_sql
+from shinar.outbox.table import OutboxStatements, schema_sql
 
 log: Final = logging.getLogger("shinar.outbox")
 
@@ -58,7 +58,7 @@ class Backlog(msgspec.Struct, frozen=True):
     oldest_age_s: float | None
 
 
-class _Row(msgspec.Struct, frozen=True):
+class _OutboxRow(msgspec.Struct, frozen=True):
     id: int
     queue: str
     failures: int
@@ -84,7 +84,7 @@ class Relay:
         #: How long a published row stays for the record; 0 removes it at once.
         self._keep_ms = round(parsed.number("keep_s", 0.0) * 1000)
         self._database = Database(parsed, clock)
-        self._sql = Statements.of(self._database.dialect, table)
+        self._sql = OutboxStatements.of(self._database.dialect, table)
         self._database.ensure(table, schema_sql(parsed.scheme, prefix), create=parsed.flag("declare", True))
 
     def flush(self) -> Pass:
@@ -137,7 +137,7 @@ class Relay:
         """Hang up on the database; the broker is the caller's."""
         self._database.close()
 
-    def _claim(self) -> tuple[int, list[_Row]]:
+    def _claim(self) -> tuple[int, list[_OutboxRow]]:
         now_ms = self._database.now_ms()
         token = secrets.randbits(63)
         # Look first: an empty outbox costs no write lock, so an idle relay disturbs no writer.
@@ -153,7 +153,7 @@ class Relay:
                 cursor.execute(self._sql.hold, (token, now_ms + self._lease_ms, ids))
         return token, [_row(row, now_ms) for row in found]
 
-    def _publish(self, queue: str, rows: Sequence[_Row]) -> dict[int, ShinarError | None]:
+    def _publish(self, queue: str, rows: Sequence[_OutboxRow]) -> dict[int, ShinarError | None]:
         """What became of each row: None when the broker confirmed it, else why not."""
         try:
             self._broker.publish(queue, [row.message for row in rows])
@@ -169,7 +169,7 @@ class Relay:
             return alone
         return dict.fromkeys((row.id for row in rows), None)
 
-    def _mark(self, token: int, rows: Sequence[_Row], outcome: dict[int, ShinarError | None]) -> Pass:
+    def _mark(self, token: int, rows: Sequence[_OutboxRow], outcome: dict[int, ShinarError | None]) -> Pass:
         now_ms = self._database.now_ms()
         sent = [row.id for row in rows if outcome[row.id] is None]
         refused = [(row, exc) for row in rows if (exc := outcome[row.id]) is not None]
@@ -195,15 +195,15 @@ def backoff_s(prior_failures: int) -> float:
     return min(BACKOFF_CAP_S, BACKOFF_STEP_S * (prior_failures + 1))
 
 
-def _by_queue(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
+def _by_queue(rows: Sequence[_OutboxRow]) -> dict[str, list[_OutboxRow]]:
     """In the order of the table within each queue; one publish per queue."""
-    groups: dict[str, list[_Row]] = {}
+    groups: dict[str, list[_OutboxRow]] = {}
     for row in rows:
         groups.setdefault(row.queue, []).append(row)
     return groups
 
 
-def _row(found: Any, now_ms: int) -> _Row:
+def _row(found: Any, now_ms: int) -> _OutboxRow:
     id_, queue, deliver_ms, failures, headers, key, body = found
     message = Outgoing(
         body=bytes_of(body),
@@ -212,4 +212,4 @@ def _row(found: Any, now_ms: int) -> _Row:
         delay_s=max(0, int(deliver_ms) - now_ms) / 1000,
     )
     name = queue.decode() if isinstance(queue, bytes) else str(queue)
-    return _Row(int(id_), name, int(failures), message)
+    return _OutboxRow(int(id_), name, int(failures), message)

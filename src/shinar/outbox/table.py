@@ -33,7 +33,7 @@ def schema_sql(scheme: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class OutboxStatements:
     insert: str
     due: str
     pick: str
@@ -45,7 +45,7 @@ class Statements:
     backlog: str
 
     @classmethod
-    def of(cls, dialect: Dialect, table: str) -> Statements:
+    def of(cls, dialect: Dialect, table: str) -> OutboxStatements:
         own = "WHERE token = %s AND id"
         texts = {
             "insert": f"INSERT INTO {table} (queue, available_at, deliver_at, created_at, failures, headers, "

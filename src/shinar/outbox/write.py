@@ -10,7 +10,7 @@ from shinar.database.columns import DEFAULT_PREFIX, check_queue, checked_key, du
 from shinar.database.dialects import table_name, unwrap
 from shinar.envelope import Message, build_from, encode, judge
 from shinar.errors import ContractError
-from shinar.outbox.table import Statements, schema_sql
+from shinar.outbox.table import OutboxStatements, schema_sql
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -53,7 +53,7 @@ class Outbox:
         body, target = _encoded(message, queue)
         check_queue(target)
         now_ms = self._clock.epoch_ms()
-        text = Statements.of(dialect, self._table).insert
+        text = OutboxStatements.of(dialect, self._table).insert
         row = (
             target,
             now_ms,

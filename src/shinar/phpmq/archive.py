@@ -65,7 +65,7 @@ def read(folder: Path, start: int, end: int, queues: Collection[str] = ()) -> It
 def _open(folder: Path) -> sqlite3.Connection:
     path = Path(folder) / DATA_FILE
     if not path.exists():
-        raise StoreError(f"{folder} holds no broker's data; name the folder given to --data")
+        raise StoreError(f"{folder} does not contain a broker's data file; name the folder given to --data")
     try:
         db = sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, isolation_level=None)
         kind = (

@@ -6,7 +6,9 @@ folder for itself and mends what can be derived from the messages: figures and o
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -55,21 +57,37 @@ _CHECKS: Final[dict[str, tuple[str, str | None]]] = {
 
 
 def backup(folder: Path, target: Path) -> int:
-    """A consistent copy of a folder's data file, finished and on disk when this returns; its size."""
-    if target.exists():
-        raise StoreError(f"{target} exists; a backup never overwrites")
-    unfinished = target.with_name(target.name + ".part")
+    """A consistent copy of a folder's data file, finished and on disk when this returns; its size.
+
+    Only its owner can read it. An existing file, or a link, is never written to.
+    """
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists; name a new file, a backup never overwrites")
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        with closing(_open(folder)) as source, closing(sqlite3.connect(unfinished)) as copy:
-            source.backup(copy)
-            copy.execute("PRAGMA journal_mode=DELETE")
-        durable.sync(unfinished)
-        os.replace(unfinished, target)
+        with closing(_open(folder)) as source:
+            schema.private_file(draft)
+            with closing(sqlite3.connect(draft)) as copy:
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+        durable.sync(draft)
+        _name(draft, target)
         durable.sync(target.parent)
+        return target.stat().st_size
     except (sqlite3.Error, OSError) as exc:
-        unfinished.unlink(missing_ok=True)
         raise StoreError(f"backup to {target} failed: {exc}") from None
-    return target.stat().st_size
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _name(draft: Path, target: Path) -> None:
+    """Give the finished copy its name; a link, unlike a rename, fails if the target was made meanwhile."""
+    try:
+        os.link(draft, target)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        os.rename(draft, target)  # a file system without links
 
 
 def check(folder: Path) -> list[str]:
@@ -114,7 +132,7 @@ def _findings(db: sqlite3.Connection) -> Iterator[str]:
 def _open(folder: Path) -> sqlite3.Connection:
     path = folder / DATA_FILE
     if not path.exists():
-        raise StoreError(f"{folder} holds no broker's data; name the folder given to --data")
+        raise StoreError(f"{folder} does not contain a broker's data file; name the folder given to --data")
     try:
         return sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True, isolation_level=None)
     except sqlite3.Error as exc:

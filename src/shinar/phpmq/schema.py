@@ -10,9 +10,11 @@ import fcntl
 import os
 import secrets
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal
 
+from shinar import durable_files
 from shinar.errors import StoreError
 
 #: fsync: a confirmed message survives a power cut. os: it survives a killed process only.
@@ -79,7 +81,12 @@ def lock(folder: Path) -> int:
 
 def open_file(path: Path, durability: Durability, checkpoint_mib: int = CHECKPOINT_MIB) -> sqlite3.Connection:
     """The data file, created if absent; autocommit, so that transactions are written out by the store."""
-    fresh = not path.exists()
+    if not path.exists():
+        _create(path)
+    elif path.stat().st_size == 0:
+        raise StoreError(
+            f"{path} is empty, so its messages are lost; restore a backup, or delete the file to start anew"
+        )
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
     try:
         db.execute("PRAGMA journal_mode=WAL")
@@ -87,15 +94,13 @@ def open_file(path: Path, durability: Durability, checkpoint_mib: int = CHECKPOI
         db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         db.execute(f"PRAGMA wal_autocheckpoint={checkpoint_mib * _PAGES}")
         db.execute(f"PRAGMA journal_size_limit={checkpoint_mib * 4 * 2**20}")
-        _prepare(db, path)
+        _check_kind(db, path)
     except sqlite3.Error as exc:
         db.close()
         raise StoreError(f"{path} cannot be opened: {exc}; run `shinar broker fsck` on it") from None
     except StoreError:
         db.close()
         raise
-    if fresh:
-        _sync_folder(path.parent)
     return db
 
 
@@ -103,30 +108,37 @@ def synchronous(durability: Durability) -> str:
     return "FULL" if durability == "fsync" else "NORMAL"
 
 
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
+def private_file(path: Path) -> None:
+    """A new, empty file that only its owner can read. SQLite gives the files beside it the same mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _create(path: Path) -> None:
+    """Under another name first: a data file that exists is complete, whenever the process may die."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        private_file(draft)
+        with closing(sqlite3.connect(draft, isolation_level=None)) as db:
+            db.executescript(f"BEGIN IMMEDIATE; {_TABLES}")
+            db.execute("INSERT INTO setting VALUES ('store', ?)", (secrets.token_hex(8),))
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        durable_files.sync(draft)
+        draft.rename(path)
+        durable_files.sync(path.parent)
+    except (sqlite3.Error, OSError) as exc:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be created: {exc}; check the disk and the folder's rights") from None
+
+
+def _check_kind(db: sqlite3.Connection, path: Path) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (application,) = db.execute("PRAGMA application_id").fetchone()
-    if version == 0 and application == 0:
-        if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise StoreError(f"{path} is some other SQLite file; choose another --data folder")
-        db.executescript(f"BEGIN IMMEDIATE; {_TABLES}")
-        db.execute("INSERT INTO setting VALUES ('store', ?)", (secrets.token_hex(8),))
-        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        db.execute("COMMIT")
-    elif application != APPLICATION_ID:
+    if application != APPLICATION_ID:
         raise StoreError(f"{path} is some other SQLite file; choose another --data folder")
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise StoreError(
             f"{path} has schema version {version}, this Shinar reads {SCHEMA_VERSION}; "
             "drain it with the version that wrote it"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file survives a power cut only once its folder entry is on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

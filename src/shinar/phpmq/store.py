@@ -1,14 +1,15 @@
 """The durable store: messages, delays, delivery counts and queue figures in one SQLite file.
 
 It writes what it is told inside one open transaction and makes it durable on `commit`; the caller
-groups as many requests into a commit as came in together. Knows no socket, no consumer, no lease.
+groups as many requests into a commit as came in together. A damaged page is reported with the queue it
+belongs to. Must not know a socket, a consumer or a lease.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,9 @@ from shinar.phpmq.schema import DATA_FILE, Durability, key_of, queue_of
 #: A message as it is kept in memory, written to the store and put on the wire: key, body, extra,
 #: published_ms, expires_ms and, if it was delivered before, how often.
 Entry = tuple[Any, ...]
-#: Rows one maintenance step touches, so that no step holds up the traffic.
+#: A message that is due later: due_ms, queue, body, extra (packed), published_ms, expires_ms, count.
+DelayedRow = tuple[int, int, bytes, bytes | None, int, int, int]
+#: Rows one maintenance step touches, so that no step delays the traffic.
 STEP_ROWS: Final = 5_000
 
 
@@ -63,7 +66,16 @@ class Later(msgspec.Struct, frozen=True):
     count: int
 
 
-class Store:
+class DamagedPage(StoreError):
+    """Part of one queue cannot be read or changed; nothing of the failed step was done."""
+
+    def __init__(self, text: str, queue: int) -> None:
+        super().__init__(text)
+        #: The queue's number.
+        self.queue = queue
+
+
+class BrokerStore:
     def __init__(
         self, folder: Path, *, durability: Durability = "fsync", archive: bool = False,
         checkpoint_mib: int = schema.CHECKPOINT_MIB,
@@ -81,6 +93,8 @@ class Store:
             raise
         self._open = False
         (self.id,) = self._db.execute("SELECT value FROM setting WHERE name = 'store'").fetchone()
+        #: False as long as no message was delivered twice: then a delete need not look for counts.
+        (self._counted,) = self._db.execute("SELECT EXISTS (SELECT 1 FROM delivery)").fetchone()
 
     # -- transactions
 
@@ -129,6 +143,21 @@ class Store:
             self._open = True
         return self._db
 
+    @contextmanager
+    def _savepoint(self, what: str, queue: int) -> Iterator[sqlite3.Connection]:
+        """Several statements on one queue: all of them, or none when a damaged page is among them."""
+        db = self._begin()
+        db.execute("SAVEPOINT step")
+        try:
+            with _mapped(what, queue):
+                yield db
+        except DamagedPage:
+            db.execute("ROLLBACK TO step")
+            raise
+        finally:
+            if db.in_transaction:  # some errors make SQLite roll back everything by itself
+                db.execute("RELEASE step")
+
     # -- queues
 
     def queues(self) -> list[QueueRow]:
@@ -153,14 +182,14 @@ class Store:
 
     def insert(self, rows: Sequence[Entry]) -> None:
         """Rows of key, body, extra (packed), published_ms, expires_ms."""
-        with _mapped("write messages"):
-            self._begin().executemany("INSERT INTO message VALUES (?,?,?,?,?)", rows)
+        with self._savepoint("write messages", queue_of(rows[0][0])) as db:
+            db.executemany("INSERT INTO message VALUES (?,?,?,?,?)", rows)
 
     def load(self, after: int, row: QueueRow, limit: int, max_bytes: int) -> list[Entry]:
         """The messages of a queue behind key `after`, in order: at least one, if there is one."""
         found: list[Entry] = []
         size = 0
-        with _mapped("read messages"):
+        with _mapped("read messages", row.id):
             cursor = self._db.execute(
                 "SELECT m.key, body, extra, published_ms, expires_ms, d.count FROM message m "
                 "LEFT JOIN delivery d ON d.key = m.key WHERE m.key > ? AND m.key < ? ORDER BY m.key LIMIT ?",
@@ -176,7 +205,7 @@ class Store:
 
     def keys(self, after: int, last: int, limit: int) -> list[int]:
         """Keys behind `after` up to and with `last`."""
-        with _mapped("read keys"):
+        with _mapped("read keys", queue_of(last)):
             rows = self._db.execute(
                 "SELECT key FROM message WHERE key > ? AND key <= ? ORDER BY key LIMIT ?",
                 (after, last, limit),
@@ -185,31 +214,40 @@ class Store:
 
     def get(self, key: int, count: int) -> Entry | None:
         """One message, delivered `count` times before; None when it is gone."""
-        with _mapped("read message"):
+        with _mapped("read message", queue_of(key)):
             fields = self._db.execute("SELECT * FROM message WHERE key = ?", (key,)).fetchone()
         if fields is None:
             return None
         entry: Entry = _entry((*fields, count), key)
         return entry
 
-    def delete(self, keys: Sequence[int], *, counted: bool) -> None:
-        """Forget messages; `counted` when one of them may have a delivery count."""
-        with _mapped("delete messages"):
-            runs = _runs(keys)
-            db = self._begin()
+    def get_many(self, counts: dict[int, int]) -> list[Entry]:
+        """The messages of one queue that are still there, in order: key -> deliveries before."""
+        found: list[Entry] = []
+        with _mapped("read messages", queue_of(next(iter(counts)))):
+            for first, last in _runs(list(counts)):
+                rows = self._db.execute("SELECT * FROM message WHERE key BETWEEN ? AND ?", (first, last))
+                found += [_entry((*fields, counts[fields[0]]), last) for fields in rows]
+        return found
+
+    def delete(self, keys: Sequence[int]) -> None:
+        """Forget messages of one queue, and how often they were delivered."""
+        runs = _runs(keys)
+        with self._savepoint("delete messages", queue_of(keys[0])) as db:
             db.executemany("DELETE FROM message WHERE key BETWEEN ? AND ?", runs)
-            if counted:
+            if self._counted:
                 db.executemany("DELETE FROM delivery WHERE key BETWEEN ? AND ?", runs)
 
     def add_counts(self, counts: Sequence[tuple[int, int]]) -> None:
         """How often messages (by key) have been delivered so far."""
+        self._counted = True
         with _mapped("write counts"):
             self._begin().executemany("INSERT OR REPLACE INTO delivery VALUES (?,?)", counts)
 
     def to_archive(self, keys: Sequence[int], queue: str, settled_ms: int) -> None:
         """Keep a copy of messages that are about to be deleted."""
-        with _mapped("archive messages"):
-            self._begin().executemany(
+        with self._savepoint("archive messages", queue_of(keys[0])) as db:
+            db.executemany(
                 "INSERT INTO archive (queue, key, body, extra, published_ms, settled_ms) "
                 "SELECT ?1, key, body, extra, published_ms, ?2 FROM message WHERE key BETWEEN ?3 AND ?4",
                 [(queue, settled_ms, first, last) for first, last in _runs(keys)],
@@ -218,23 +256,21 @@ class Store:
     def oldest_ms(self, row: QueueRow) -> int:
         if not row.messages:
             return 0
-        with _mapped("read oldest"):
+        with _mapped("read oldest", row.id):
             found = self._db.execute(
                 "SELECT published_ms FROM message WHERE key > ? AND key < ? ORDER BY key LIMIT 1",
                 (row.first, row.next),
             ).fetchone()
         return found[0] if found else 0
 
-    def expired(self, now_ms: int) -> Generator[int, None, None]:
-        """Keys of messages whose time is over, the longest expired first."""
+    def expired(self, now_ms: int, after: tuple[int, int], limit: int) -> list[tuple[int, int]]:
+        """Expiry time and key of messages whose TTL ended, in this order, behind a pair of the two."""
         with _mapped("read expired"):
-            yield from (
-                key
-                for (key,) in self._db.execute(
-                    "SELECT key FROM message WHERE expires_ms > 0 AND expires_ms <= ? ORDER BY expires_ms",
-                    (now_ms,),
-                )
-            )
+            return self._db.execute(
+                "SELECT expires_ms, key FROM message WHERE expires_ms > 0 AND expires_ms <= ?1 "
+                "AND expires_ms >= ?2 AND (expires_ms > ?2 OR key > ?3) ORDER BY expires_ms, key LIMIT ?4",
+                (now_ms, *after, limit),
+            ).fetchall()
 
     def next_expiry_ms(self) -> int | None:
         with _mapped("read expiry"):
@@ -243,8 +279,7 @@ class Store:
 
     # -- delays
 
-    def delay(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Rows of due_ms, queue, body, extra (packed), published_ms, expires_ms, count."""
+    def delay(self, rows: Sequence[DelayedRow]) -> None:
         with _mapped("write delays"):
             self._begin().executemany(
                 "INSERT INTO delayed (due_ms, queue, body, extra, published_ms, expires_ms, count) "
@@ -312,13 +347,12 @@ def _values(row: QueueRow) -> tuple[Any, ...]:
 
 
 def _entry(fields: tuple[Any, ...], mark: int) -> Entry:
+    """A message with its count. A 0 that was recorded is kept: the next hand-out must replace that record."""
     key, body, extra, published_ms, expires_ms, count = fields
-    if count is None:
-        count = 1 if key <= mark else 0
     raw = None if extra is None else msgspec.Raw(extra)
-    if count:
-        return (key, body, raw, published_ms, expires_ms, count)
-    return (key, body, raw, published_ms, expires_ms)
+    if count is None and key > mark:
+        return (key, body, raw, published_ms, expires_ms)
+    return (key, body, raw, published_ms, expires_ms, 1 if count is None else count)
 
 
 def _runs(keys: Sequence[int]) -> list[tuple[int, int]]:
@@ -338,14 +372,16 @@ def _runs(keys: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _mapped(what: str) -> Iterator[None]:
+def _mapped(what: str, queue: int = 0) -> Iterator[None]:
+    """SQLite's errors as ours; a damaged page among the messages of one queue as such."""
     try:
         yield
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorname", "") or type(exc).__name__
-        raise StoreError(
-            f"cannot {what}: {exc} ({code}); check the disk, then run `shinar broker fsck`"
-        ) from exc
+        text = f"cannot {what}: {exc} ({code}); check the disk, then run `shinar broker fsck`"
+        if queue and code.startswith("SQLITE_CORRUPT"):
+            raise DamagedPage(text, queue) from exc
+        raise StoreError(text) from exc
 
 
-__all__ = ["Durability", "Entry", "Later", "QueueRow", "Store", "queue_of"]
+__all__ = ["BrokerStore", "DamagedPage", "DelayedRow", "Durability", "Entry", "Later", "QueueRow", "queue_of"]

@@ -1,21 +1,25 @@
-"""Queues into tables on Spark. `Pipeline` is the way in; the modules are the stations of the line.
+"""Queues into tables on Spark. `Pipeline` is the way in; the rooms are the stages of a batch.
 
 Loaded on use: executors import modules of this package and need neither Delta nor the job.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shinar.pipeline.pipeline import Pipeline, Summary
+    from shinar.pipeline.config import PipelineConfig
+    from shinar.pipeline.pipeline import Pipeline
+    from shinar.pipeline.run_summary import RunSummary
 
-__all__ = ["Pipeline", "Summary"]
+__all__ = ["Pipeline", "PipelineConfig", "RunSummary"]
+
+#: Name -> the module that has it.
+_MODULES: Final = {"Pipeline": "pipeline", "PipelineConfig": "config", "RunSummary": "run_summary"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shinar.pipeline import pipeline as job
-
-    return getattr(job, name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,7 +1,8 @@
 """DataFrame handlers by URN: they get the new messages of a batch and may return rows for a table.
 
-A handler that fails stops nobody: its batch is written down as pending and tried again with the next batches,
-read back from `messages`. What a handler returns is committed once per batch. Knows no broker.
+A handler that fails stops nothing else: its batch is recorded as pending and tried again with the next
+batches, read back from `messages`. What a handler returns is committed once per batch. Must not know a
+broker.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from pyspark.sql import functions as F
 
 from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
+from shinar.envelope.urn import check_pattern
 from shinar.errors import ConfigError
 from shinar.pipeline.batch.journal import BatchId, Manifest, stage_dir
-from shinar.pipeline.batch.route import check_pattern
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import STATE_DIR, Commit, Store
+from shinar.pipeline.lake.store import STATE_DIR, Commit, TableStore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 #: Folder of the tables that handlers fill.
 HANDLED_DIR: Final = "handled"
-#: Failed batches tried again per new batch: a broken handler must not hold up the stream.
+#: Failed batches tried again per new batch: a broken handler must not delay the stream.
 RETRIES_PER_BATCH: Final = 2
-#: After this many failures a batch is parked: it stays listed as pending, for `Pipeline.retry`.
+#: After this many failures a batch is parked: it stays listed as pending, for `Pipeline.retry_handlers`.
 MAX_ATTEMPTS: Final = 5
 _ERROR_CHARS: Final = 4000
 
@@ -50,13 +51,17 @@ class Handler(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
+    """A batch that a handler has not run over, or not with success."""
+
     batch: BatchId
     attempts: int
     error: str
+    #: Name of the handler.
+    handler: str = ""
 
 
-class State(msgspec.Struct, frozen=True):
-    """Per handler: the last batch it was given in each run, and those it still owes."""
+class HandlerState(msgspec.Struct, frozen=True):
+    """Per handler: the last batch it was given in each run, and those that are pending."""
 
     given: dict[str, int] = {}
     pending: tuple[Pending, ...] = ()
@@ -70,26 +75,28 @@ def make(name: str, patterns: Sequence[str], transform: Transform) -> Handler:
     return Handler(name, tuple(patterns), transform)
 
 
-class Runner:
-    def __init__(self, store: Store, job: str, handlers: Sequence[Handler], clock: Clock = SYSTEM) -> None:
+class HandlerRunner:
+    def __init__(
+        self, store: TableStore, job: str, handlers: Sequence[Handler], clock: Clock = SYSTEM
+    ) -> None:
         self._store = store
         self._job = job
         self._handlers = tuple(handlers)
         self._clock = clock
 
-    def owe(self, manifest: Manifest) -> None:
-        """Before the batch is committed: if we die right after it, somebody must know that no handler saw it.
+    def add_pending(self, manifest: Manifest) -> None:
+        """Before the batch is committed: a crash right after it must leave a record that no handler saw it.
         Spark asks for a stream's batch again, nobody does for an archive's."""
         batch = manifest.batch
         for handler in self._handlers:
             state = self.state(handler)
             known = any(pending.batch == batch for pending in state.pending)
             if not known and state.given.get(batch.app, -1) < batch.number:
-                owed = (*state.pending, Pending(batch, 0, "not run yet"))
-                self._save(handler, State(state.given, owed))
+                pending = (*state.pending, Pending(batch, 0, "not run yet", handler.name))
+                self._save(handler, HandlerState(state.given, pending))
 
     def after(self, spark: SparkSession, manifest: Manifest) -> list[Pending]:
-        """Run every handler over a committed batch, and some of what is still owed. Returns the failures."""
+        """Run every handler over a committed batch, and some pending ones. Returns the failures."""
         failed = []
         for handler in self._handlers:
             state = self.state(handler)
@@ -98,7 +105,7 @@ class Runner:
                 failure = self._attempt(handler, rows, manifest.batch, attempt=1)
                 given = {**state.given, manifest.batch.app: manifest.batch.number}
                 others = tuple(p for p in state.pending if p.batch != manifest.batch)
-                self._save(handler, State(given, (*others, failure) if failure else others))
+                self._save(handler, HandlerState(given, (*others, failure) if failure else others))
                 failed += [failure] if failure else []
             due = [p for p in self.state(handler).pending if p.batch != manifest.batch]
             for pending in [p for p in due if p.attempts < MAX_ATTEMPTS][:RETRIES_PER_BATCH]:
@@ -106,25 +113,25 @@ class Runner:
         return failed
 
     def retry(self, spark: SparkSession) -> list[Pending]:
-        """Try everything that is owed, parked batches included. Returns what failed again."""
+        """Run all pending batches again, parked ones included. Returns what failed again."""
         failed = []
         for handler in self._handlers:
             for pending in self.state(handler).pending:
                 failed += self._again(spark, handler, pending)
         return failed
 
-    def state(self, handler: Handler) -> State:
+    def state(self, handler: Handler) -> HandlerState:
         try:
-            return msgspec.json.decode(self._path(handler).read_bytes(), type=State)
+            return msgspec.json.decode(self._path(handler).read_bytes(), type=HandlerState)
         except FileNotFoundError:
-            return State()
+            return HandlerState()
 
     def _again(self, spark: SparkSession, handler: Handler, pending: Pending) -> list[Pending]:
         rows = tables.read(spark, self._store, "messages").where(F.col("batch") == pending.batch.name)
         failure = self._attempt(handler, rows, pending.batch, pending.attempts + 1)
         state = self.state(handler)
         others = tuple(p for p in state.pending if p.batch != pending.batch)
-        self._save(handler, State(state.given, (*others, failure) if failure else others))
+        self._save(handler, HandlerState(state.given, (*others, failure) if failure else others))
         return [failure] if failure else []
 
     def _attempt(self, handler: Handler, rows: DataFrame, batch: BatchId, attempt: int) -> Pending | None:
@@ -135,18 +142,18 @@ class Runner:
         except Exception as exc:  # The outermost loop around a user's code: whatever it raises is recorded.
             error = "".join(traceback.format_exception(exc))[-_ERROR_CHARS:]
             self._record(handler, batch, attempt, error)
-            return Pending(batch, attempt, f"{type(exc).__name__}: {exc}"[:500])
+            return Pending(batch, attempt, f"{type(exc).__name__}: {exc}"[:500], handler.name)
         return None
 
     def _keep(self, handler: Handler, result: DataFrame, batch: BatchId, attempt: int) -> None:
         work = stage_dir(self._store, batch)
-        place = self._store.data_dir(handler.table, work.name)
+        folder = self._store.data_dir(handler.table, work.name)
         # A late success has a name of its own: the batch's number is lower than the last one committed.
         app, version = f"{batch.app}/{handler.name}", batch.number
         if attempt > 1:
             app, version = f"{app}/{batch.number}", 0
-        result.write.parquet(str(place))
-        paths = sorted(place.glob("*.parquet"))
+        result.write.parquet(str(folder))
+        paths = sorted(folder.glob("*.parquet"))
         durable.sync_all(paths)
         files = tables.describe(self._store.root / handler.table, paths)
         if files:
@@ -165,9 +172,9 @@ class Runner:
             "failed_at": datetime.fromtimestamp(self._clock.epoch_s(), UTC),
             "error": error,
         }
-        place = self._store.data_dir("handler_failures", stage_dir(self._store, batch).name)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / "failure.parquet"
+        folder = self._store.data_dir("handler_failures", stage_dir(self._store, batch).name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "failure.parquet"
         pq.write_table(pa.Table.from_pylist([row], schema=tables.HANDLER_FAILURES), path)
         files = tables.describe(self._store.root / "handler_failures", [path])
         app = f"{batch.app}/{handler.name}/{batch.number}/failure"
@@ -177,7 +184,7 @@ class Runner:
     def _path(self, handler: Handler) -> Path:
         return self._store.root / STATE_DIR / "handlers" / self._job / f"{handler.name}.json"
 
-    def _save(self, handler: Handler, state: State) -> None:
+    def _save(self, handler: Handler, state: HandlerState) -> None:
         durable.write(self._path(handler), msgspec.json.encode(state))
 
 

@@ -1,4 +1,4 @@
-"""A running job in numbers: what its batches did, and how far it is behind. Knows no broker.
+"""Metrics of a running job: what its batches did, and how far it is behind. Must not know a broker.
 
 The lag comes from Spark's own progress events, so that both always say the same.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shinar.observe import Metrics
 from shinar.pipeline.batch.journal import Manifest
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
-class Figures:
+#: Messages the broker delivered again within the last day; the second is its former name.
+REDELIVERED: Final = ("shinar_pipeline_redelivered", "shinar_pipeline_came_again")
+
+
+class PipelineMetrics:
     def __init__(self, metrics: Metrics, job: str) -> None:
         self._metrics = metrics
         self._job = job
@@ -29,6 +33,7 @@ class Figures:
         for balance in manifest.balances:
             where = {"job": self._job, "queue": balance.queue}
             add("shinar_pipeline_received_total", balance.received, **where)
+            add("shinar_pipeline_possible_redeliveries_total", balance.possible_redeliveries, **where)
             for table in ("messages", "quarantine", "duplicates", "dead_letters"):
                 add("shinar_pipeline_rows_total", getattr(balance, table), table=table, **where)
 
@@ -40,8 +45,10 @@ class Figures:
             latest = _offset(source.latestOffset)
             for queue, left in lag_of(latest, _offset(source.endOffset)).items():
                 self._metrics.put("shinar_pipeline_lag", left, job=self._job, queue=queue)
-            if "came_again" in latest:
-                self._metrics.put("shinar_pipeline_came_again", latest["came_again"], job=self._job)
+            redelivered = latest.get("redelivered", latest.get("came_again"))
+            if redelivered is not None:
+                for name in REDELIVERED:
+                    self._metrics.put(name, redelivered, job=self._job)
 
 
 def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
@@ -51,7 +58,8 @@ def lag_of(latest: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]:
     position has no queue)."""
     if "lag" in latest:
         taken: Counter[str] = Counter()
-        for queue, rows, _ in end.get("shares", ()):
+        # Checkpoints of earlier versions call the partitions shares.
+        for queue, rows, _ in end.get("partitions") or end.get("shares") or ():
             taken[queue] += rows
         known = {queue: depth["ready"] for queue, depth in latest["lag"].items()}
         return {queue: max(0, ready - taken[queue]) for queue, ready in known.items() if ready is not None}

@@ -2,10 +2,11 @@
 
 from shinar.redrive.eligibility import Checks, LakeSeen
 from shinar.redrive.job import Redrive
-from shinar.redrive.ledger.ledger import Job, JobState, Ledger, Line, LineState
-from shinar.redrive.letters.letter import Letter, Nature, read
-from shinar.redrive.letters.read import letters, side_effect
-from shinar.redrive.letters.summary import Group, Summary, sparkline, summarise
+from shinar.redrive.ledger.ledger import Ledger
+from shinar.redrive.ledger.lines import Job, JobState, Line, LineState
+from shinar.redrive.letters.letter import Letter, Nature
+from shinar.redrive.letters.read import read_letters
+from shinar.redrive.letters.summary import Group, Summary, summarise
 from shinar.redrive.model import Receipt, Spec
 from shinar.redrive.plan import Plan
 from shinar.redrive.select.expression import Expression
@@ -31,9 +32,6 @@ __all__ = [
     "Redrive",
     "Spec",
     "Summary",
-    "letters",
-    "read",
-    "side_effect",
-    "sparkline",
+    "read_letters",
     "summarise",
 ]

@@ -5,9 +5,13 @@ Read with pyarrow, file by file; no Spark session is started.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NoReturn
+
+import msgspec
 
 from shinar.brokers import BrokerUrl, Delivery, Depth, Outgoing
 from shinar.brokers.contract import Lapsed
@@ -26,6 +30,22 @@ def lake_url(folder: str, table: str = TABLES[0]) -> BrokerUrl:
     if table not in TABLES:
         raise ConfigError(f"{table!r} is not one of {', '.join(TABLES)}", setting="--table")
     return BrokerUrl(SCHEME, path=str(Path(folder).absolute()), queue=table)
+
+
+class RowNames:
+    """Names rows so that the ledger knows them again, however the table's files are rewritten: by queue and
+    position, and where the broker gave no position by the number among byte-identical rows. Which of those is
+    which does not matter: they are the same message."""
+
+    def __init__(self) -> None:
+        self._met: Counter[bytes] = Counter()
+
+    def __call__(self, delivery: Delivery) -> str:
+        if delivery.position:
+            return f"{delivery.queue} {delivery.position}"
+        digest = blake2b(delivery.body, digest_size=16).digest()
+        self._met[digest] += 1
+        return f"{delivery.queue} #{self._met[digest]}"
 
 
 class LakeSource:
@@ -50,6 +70,7 @@ class LakeSource:
         if not files:
             return
         seen = 0
+        name = RowNames()
         table = ds.dataset(files, format="parquet")
         for batch in table.to_batches(columns=list(COLUMNS), batch_size=_ROWS):
             columns = [batch.column(name).to_pylist() for name in COLUMNS]
@@ -57,7 +78,8 @@ class LakeSource:
                 if limit is not None and seen >= limit:
                     return
                 seen += 1
-                yield delivery_of(*row)
+                delivery = delivery_of(*row)
+                yield msgspec.structs.replace(delivery, position=name(delivery))
 
     def depth(self, queue: str) -> Depth:
         return Depth()

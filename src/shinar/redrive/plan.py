@@ -7,21 +7,21 @@ from typing import Any, Final
 
 import msgspec
 
-from shinar.clock import SYSTEM, Clock
 from shinar.envelope.text import scan_object
-from shinar.errors import ContractError
-from shinar.redrive.eligibility import Checks
-from shinar.redrive.ledger.ledger import Line, LineState
-from shinar.redrive.letters.letter import Letter, digest
-from shinar.redrive.letters.repair import repaired
-from shinar.redrive.send.patch import Patch
-from shinar.redrive.send.sender import Route, SentMs, copy_of
+from shinar.redrive.eligibility import Checks, Decision
+from shinar.redrive.ledger.lines import Line, LineState
+from shinar.redrive.letters.letter import Letter, Name, name_of
+from shinar.redrive.model import ALREADY, kind_of
+from shinar.settlement.traits import Traits
 
 #: Letters checked at once.
 CHUNK: Final = 200
 #: Messages shown by a dry run, and characters of a payload in it.
 SAMPLE: Final = 5
 SAMPLE_CHARS: Final = 2_000
+
+#: Gives the lines back as they are kept: some may be claimed by another job.
+Record = Callable[[Sequence[Line]], Sequence[Line]]
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -56,8 +56,10 @@ class Plan(msgspec.Struct):
     #: Of the sendable ones: sent back before, they died again.
     died_again: int = 0
     sample: list[Shown] = []
-    #: Digest of the first message that stays.
+    #: Position, or else digest, of the first message that stays.
     anchor: str = ""
+    #: Reserved by somebody at the time, or by a run that was killed: not looked at.
+    reserved: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         found = msgspec.structs.asdict(self) | {
@@ -67,101 +69,85 @@ class Plan(msgspec.Struct):
         return found
 
 
-class Planner:
-    def __init__(
-        self,
-        route: Route,
-        checks: Checks,
-        patch: Patch | None = None,
-        clock: Clock = SYSTEM,
-        repair: str = "",
-    ) -> None:
-        self._repair = repair
-        self._route = route
-        self._checks = checks
-        self._patch = patch
-        self._clock = clock
-        #: Digests that a log keeps though they were sent back; given by the ledger.
-        self.sent_before: Callable[[Iterable[str]], Iterable[str]] = lambda _: ()
-        self.generations: Callable[[Iterable[str]], Any] = lambda _: {}
-        self.last_sent_ms: SentMs = lambda _: None
+def make_plan(
+    letters: Iterable[Letter],
+    chosen: Callable[[Letter], bool],
+    checks: Checks,
+    traits: Traits,
+    *,
+    limit: int | None,
+    record: Record,
+) -> Plan:
+    """`record` gets the lines, chunk by chunk. Looking ends once `limit` is reached and the first message
+    that stays is known."""
+    plan = Plan()
+    for page in _pages(letters):
+        names = [name_of(letter.delivery, traits) for letter in page]
+        picked = [pair for pair in zip(page, names, strict=True) if chosen(pair[0])]
+        plan.looked += len(page)
+        decided = _decided(plan, picked, checks, limit)
+        lines = record([_line(*one) for one in decided])
+        for line, (letter, _, made) in zip(lines, decided, strict=True):
+            _count(plan, line, letter, made)
+        going = {line.name for line in lines if line.state == LineState.PLANNED}
+        plan.anchor = plan.anchor or next((x.position or x.digest for x in names if x not in going), "")
+        if limit is not None and plan.selected >= limit and plan.anchor:
+            plan.complete = False
+            break
+    return plan
 
-    def plan(
-        self,
-        letters: Iterable[Letter],
-        chosen: Callable[[Letter], bool],
-        limit: int | None = None,
-        write: Callable[[Sequence[Line]], None] = lambda _: None,
-    ) -> Plan:
-        """`write` gets the lines, chunk by chunk, and numbers identical ones. Looking ends once `limit`
-        is reached and the first message that stays is known."""
-        plan = Plan()
-        for page in _pages(letters):
-            names = [digest(letter.delivery, self._route.source.traits) for letter in page]
-            before = set(self.sent_before(names)) if self._route.log else set()
-            picked: list[tuple[Letter, str]] = []
-            for letter, name in zip(page, names, strict=True):
-                plan.looked += 1
-                if (limit is not None and plan.selected >= limit) or not chosen(letter):
-                    continue
-                if name in before:
-                    plan.already += 1
-                    continue
-                plan.selected += 1
-                picked.append((letter, name))
-            lines = self._lines(plan, picked)
-            going = {line.digest for line in lines if line.state == LineState.PLANNED}
-            plan.anchor = plan.anchor or next((name for name in names if name not in going), "")
-            write(lines)
-            if limit is not None and plan.selected >= limit and plan.anchor:
-                plan.complete = False
-                break
-        return plan
 
-    def _lines(self, plan: Plan, picked: list[tuple[Letter, str]]) -> list[Line]:
-        letters = [letter for letter, _ in picked]
-        again = self.generations([letter.id for letter in letters if letter.id])
-        lines: list[Line] = []
-        for (letter, name), why in zip(picked, self._checks.why(letters), strict=True):
-            target = self._route.queue or letter.target(self._route.source.traits)
-            why = why or self._refusal(letter, target)
-            size = len(letter.delivery.body)
-            state = LineState.SKIPPED if why else LineState.PLANNED
-            position = letter.delivery.position
-            lines.append(Line(name, 0, letter.id or "", position, target, state, why, size))
-            if why:
-                kind = why.partition(":")[0]
-                plan.skipped += 1
-                plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
-                plan.examples.setdefault(kind, why)
-                continue
-            plan.sendable += 1
-            plan.died_again += letter.id in again
-            plan.bytes += size
-            plan.targets[target] = plan.targets.get(target, 0) + 1
-            if len(plan.sample) < SAMPLE:
-                plan.sample.append(self._shown(letter, target))
-        return lines
+def _decided(
+    plan: Plan, picked: Sequence[tuple[Letter, Name]], checks: Checks, limit: int | None
+) -> list[tuple[Letter, Name, Decision]]:
+    decisions = checks.decide([letter for letter, _ in picked])
+    decided: list[tuple[Letter, Name, Decision]] = []
+    for (letter, name), made in zip(picked, decisions, strict=True):
+        if limit is not None and plan.selected >= limit:
+            break
+        if kind_of(made.why) == ALREADY:
+            plan.already += 1
+            continue
+        plan.selected += 1
+        decided.append((letter, name, made))
+    return decided
 
-    def _shown(self, letter: Letter, target: str) -> Shown:
-        changed, before, after = repaired(letter, self._repair), "", ""
-        if self._patch is not None or changed is not letter:
-            body = copy_of(changed)
-            before = _payload(letter.delivery.body)
-            after = _payload(body if self._patch is None else self._patch.changed(changed, body))
-        return Shown(changed.id, changed.urn, target, letter.error, letter.exception, before, after)
 
-    def _refusal(self, letter: Letter, target: str) -> str:
-        letter = repaired(letter, self._repair)
-        try:
-            body, new_id = copy_of(letter), ""
-            if self._patch is not None:
-                body, new_id = self._patch.apply(letter, body)
-        except ContractError as exc:
-            return f"patch: {exc}"
-        why = self._checks.refused_copy(body) if self._patch is not None else ""
-        sent_ms = None if new_id else self.last_sent_ms
-        return why or self._route.refuses(target, letter, body, sent_ms, self._clock.epoch_ms())
+def _line(letter: Letter, name: Name, made: Decision) -> Line:
+    return Line(
+        name.digest,
+        id=made.letter.id or "",
+        position=name.position,
+        target=made.target,
+        state=LineState.SKIPPED if made.why else LineState.PLANNED,
+        why=made.why,
+        bytes=len(letter.delivery.body),
+        generation=made.generation,
+    )
+
+
+def _count(plan: Plan, line: Line, letter: Letter, made: Decision) -> None:
+    if line.state == LineState.SKIPPED:
+        kind = kind_of(line.why)
+        plan.skipped += 1
+        plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
+        plan.examples.setdefault(kind, line.why)
+        return
+    plan.sendable += 1
+    plan.died_again += line.generation > 1
+    plan.bytes += line.bytes
+    plan.targets[line.target] = plan.targets.get(line.target, 0) + 1
+    if len(plan.sample) < SAMPLE:
+        plan.sample.append(_shown(letter, made))
+
+
+def _shown(letter: Letter, made: Decision) -> Shown:
+    before = after = ""
+    if made.letter.message is not None:
+        before, after = _payload(letter.delivery.body), _payload(made.body)
+    if before == after:
+        before = after = ""
+    return Shown(made.letter.id, made.letter.urn, made.target, letter.error, letter.exception, before, after)
 
 
 def _payload(body: bytes) -> str:

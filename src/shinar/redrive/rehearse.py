@@ -14,17 +14,17 @@ from typing import Any
 
 import msgspec
 
-from shinar.brokers import Delivery, connect
+from shinar.brokers import Delivery
 from shinar.envelope.fingerprint import error_template
 from shinar.redrive.job import Redrive
-from shinar.redrive.letters.letter import Letter, Nature
-from shinar.redrive.letters.read import letters
-from shinar.redrive.send.sender import BYPASS, copy_of
+from shinar.redrive.letters.letter import Letter, Nature, copy_of
+from shinar.redrive.letters.read import read_letters
+from shinar.redrive.send.sender import BYPASS
 from shinar.settlement import DEFAULT_POLICY, Event, Traits
 from shinar.worker import GiveUp, Handlers, Retry
 from shinar.worker.context import leave_context
 from shinar.worker.handlers import compile_route
-from shinar.worker.process import Target, process
+from shinar.worker.process import Target, lookup, process
 
 
 class Rehearsal(msgspec.Struct):
@@ -51,20 +51,15 @@ def rehearse(
 ) -> Rehearsal:
     routes = (handlers if isinstance(handlers, Handlers) else Handlers(handlers)).routes
     result = Rehearsal()
-    broker = connect(redrive.url)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, redrive.opened() as broker:
         targets = {
             urn: Target(*compile_route(route, (), _run_with(runner)), DEFAULT_POLICY)
             for urn, route in routes.items()
         }
-        try:
-            found = letters(broker, redrive.queue, reserve=reserve)
-            with closing(found):
-                meant = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
-                for letter in islice(meant, sample):
-                    result.add(_run(targets, broker.traits, letter))
-        finally:
-            broker.close()
+        with closing(read_letters(broker, redrive.queue, reserve=reserve)) as found:
+            chosen = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
+            for letter in islice(chosen, sample):
+                result.add(_run(targets, broker.traits, letter))
     return result
 
 
@@ -84,7 +79,7 @@ def _run(targets: Mapping[str, Target], traits: Traits, letter: Letter) -> str:
         key=letter.delivery.key,
         received_ms=letter.delivery.received_ms,
     )
-    outcome = process(targets, DEFAULT_POLICY, traits, delivery)
+    outcome = process(lookup(targets), DEFAULT_POLICY, traits, delivery)
     leave_context()
     if outcome is None:
         return ""

@@ -1,4 +1,4 @@
-"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is free.
+"""`registry.json`: which schema governs the `data` of which URN. A URN without an entry is not validated.
 
     {"schemas": [{"urn": "urn:babel:orders:created", "schema": "orders/created.json", "owner": "shop"}]}
 
@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from shinar.errors import ConfigError
+from shinar.schemas.files import SchemaFiles, listed_schemas
+from shinar.schemas.marks import MarkedSchema, compile_marks, has_marks
 from shinar.schemas.validate import Validator, check, compile_schema
 
 #: Base address of a registry's folder, for references between its files. Never fetched; a scheme of
@@ -30,10 +32,12 @@ class Entry(msgspec.Struct, frozen=True):
     owner: str = ""
     #: The schema's file as the registry names it; "" when it was given as a value.
     path: str = ""
+    #: Where personal data is marked, in the other files it refers to as well; None: not looked for yet.
+    marks: MarkedSchema | None = None
 
 
 class Registry:
-    """Hand `registry.validate` to a producer or a worker. Immutable, safe to share by threads."""
+    """Hand `registry.validate` to a producer or a worker. Immutable, and safe to use from several threads."""
 
     def __init__(self, entries: Mapping[str, Entry], validators: Mapping[str, Validator]) -> None:
         self._entries = dict(entries)
@@ -42,19 +46,17 @@ class Registry:
     @classmethod
     def load(cls, path: str | Path) -> Registry:
         file = Path(path)
-        listed = _read(file, "registry").get("schemas")
-        if not isinstance(listed, list):
-            raise ConfigError('needs a list under "schemas"', setting="registry", origin=str(file))
+        listed = listed_schemas(file)
         files = _Files(file.parent)
         entries: dict[str, Entry] = {}
-        for index, row in enumerate(listed):
-            entry = _entry(row, f"{file}#/schemas/{index}", files)
+        for row in listed:
+            entry = Entry(row.urn, files.schema(row.path, row.origin), row.owner, row.path)
             if entry.urn in entries:
                 raise ConfigError(f"{entry.urn} is listed twice", setting="registry", origin=str(file))
             entries[entry.urn] = entry
         known = files.known()
         return cls(
-            entries,
+            {urn: files.with_marks(entry) for urn, entry in entries.items()},
             {
                 # By reference, so that the schema's own relative references start at its file.
                 urn: compile_schema({"$ref": _BASE + entry.path}, str(file.parent / entry.path), known)
@@ -65,7 +67,10 @@ class Registry:
     @classmethod
     def of(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Registry:
         """From values: URN -> schema."""
-        entries = {urn: Entry(urn, schema) for urn, schema in schemas.items()}
+        entries = {
+            urn: Entry(urn, schema, marks=compile_marks(schema) if has_marks([schema]) else None)
+            for urn, schema in schemas.items()
+        }
         return cls(entries, {urn: compile_schema(entry.schema, urn) for urn, entry in entries.items()})
 
     def validate(self, urn: str, data: object) -> None:
@@ -95,15 +100,14 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._documents = SchemaFiles(folder)
         self._read: dict[str, dict[str, Any]] = {}
 
     def schema(self, path: str, origin: str) -> dict[str, Any]:
         if path in self._read:
             return self._read[path]
         target = (self._folder / path).resolve()
-        if Path(path).is_absolute() or not target.is_relative_to(self._folder.resolve()):
-            raise ConfigError(f"{path!r} leaves the registry's folder", setting="schema", origin=origin)
-        document = self._read[path] = _read(target, "schema")
+        document = self._read[path] = self._documents.document(path, origin)
         compile_schema(document, str(target))
         for reference in _references(document):
             file = urlsplit(reference)
@@ -114,8 +118,19 @@ class _Files:
                 )
         return document
 
+    def with_marks(self, entry: Entry) -> Entry:
+        """The entry with an index of its marks, so that a wrong one is found at load time."""
+        documents = {_BASE + path: schema for path, schema in self._read.items()}
+        if not has_marks(list(documents.values())):  # `known` has checked that no reference leads elsewhere
+            return msgspec.structs.replace(entry, marks=compile_marks({}))
+        try:
+            marks = MarkedSchema(entry.schema, base=_BASE + entry.path, documents=documents)
+        except ConfigError as exc:
+            raise ConfigError(str(exc), origin=str(self._folder / entry.path)) from None
+        return msgspec.structs.replace(entry, marks=marks)
+
     def known(self) -> Any:
-        """All of them by address, for `referencing`; a reference that leads nowhere is found now."""
+        """All of them by address, for `referencing`; a broken reference is found now."""
         from referencing import Registry as Resources
         from referencing.exceptions import Unresolvable
         from referencing.jsonschema import DRAFT7
@@ -129,7 +144,9 @@ class _Files:
                     resolver.lookup(reference)
                 except Unresolvable:
                     raise ConfigError(
-                        f"{reference!r} leads nowhere", setting="$ref", origin=str(self._folder / path)
+                        f"{reference!r} does not lead to a schema",
+                        setting="$ref",
+                        origin=str(self._folder / path),
                     ) from None
         return found
 
@@ -144,27 +161,3 @@ def _references(node: Any) -> Iterator[str]:
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node
-
-
-def _entry(row: object, origin: str, files: _Files) -> Entry:
-    if not isinstance(row, dict):
-        raise ConfigError("an entry is a JSON object", setting="registry", origin=origin)
-    urn, path, owner = row.get("urn"), row.get("schema"), row.get("owner", "")
-    for name, value in (("urn", urn), ("schema", path)):
-        if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f'needs a text under "{name}"', setting="registry", origin=origin)
-    return Entry(
-        str(urn), files.schema(str(path), origin), owner if isinstance(owner, str) else "", str(path)
-    )
-
-
-def _read(file: Path, what: str) -> dict[str, Any]:
-    try:
-        document = msgspec.json.decode(file.read_bytes())
-    except OSError as exc:
-        raise ConfigError(f"cannot be read: {exc.strerror}", setting=what, origin=str(file)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"is not JSON: {exc}", setting=what, origin=str(file)) from None
-    if not isinstance(document, dict):
-        raise ConfigError("is not a JSON object", setting=what, origin=str(file))
-    return document

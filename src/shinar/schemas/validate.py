@@ -1,6 +1,6 @@
 """One payload against one draft-07 schema, by the `jsonschema` package. Reads no file, no network.
 
-Errors name the place and the rule that is broken, never the value: it may be personal, and error
+Errors give the pointer and the rule that is broken, never the value: it may be personal, and error
 texts end up in logs and dead letters.
 """
 
@@ -31,7 +31,7 @@ class Validator(Protocol):
 
 
 def conforms(schema: Mapping[str, Any], data: object) -> bool:
-    """Whether the payload fulfils the schema. A schema that is none raises ConfigError."""
+    """Whether the payload fulfils the schema. An invalid schema raises ConfigError."""
     return first_violation(_compiled(msgspec.json.encode(schema)), data) is None
 
 
@@ -45,9 +45,11 @@ def first_violation(validator: Validator, data: object) -> ContractError | None:
     try:
         error = next(iter(validator.iter_errors(data)), None)
     except RecursionError:
-        return ContractError("is nested too deep to be checked; flatten it", pointer="/data")
+        return ContractError("is nested too deep to be validated; flatten it", pointer="/data")
     except _unresolvable() as exc:
-        raise ConfigError(f"the schema's $ref {exc.ref!r} leads nowhere", setting="schema") from None
+        raise ConfigError(
+            f"the schema's $ref {exc.ref!r} does not lead to a schema", setting="schema"
+        ) from None
     return None if error is None else _violation(error)
 
 
@@ -64,8 +66,8 @@ def compile_schema(schema: object, origin: str, registry: Any = None) -> Validat
     try:
         library.Draft7Validator.check_schema(schema)
     except library.SchemaError as exc:
-        place = pointer(exc.absolute_path) or "the schema"
-        raise ConfigError(f"{place}: {exc.message}", setting="schema", origin=origin) from None
+        where = pointer(exc.absolute_path) or "the schema"
+        raise ConfigError(f"{where}: {exc.message}", setting="schema", origin=origin) from None
     if registry is None:
         from referencing import Registry
 
@@ -103,7 +105,7 @@ def _violation(error: Any) -> ContractError:
     path = ["data", *error.absolute_path]
     rule, wanted, value = error.validator, error.validator_value, error.instance
     if rule is None:
-        return ContractError("must not be there: the schema is false", pointer=pointer(path))
+        return ContractError("is not allowed: its schema is false", pointer=pointer(path))
     if rule == "required":
         missing = next((name for name in wanted if name not in value), "")
         return ContractError("is required and missing", pointer=pointer([*path, missing]))

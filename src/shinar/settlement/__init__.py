@@ -1,6 +1,12 @@
 """What becomes of a delivery: pure decisions and tables. No I/O; brokers and workers obey."""
 
-from shinar.settlement.attempts import parse_count, reconcile
+from shinar.settlement.attempts import (
+    counts_deliveries,
+    delivered_too_often,
+    deliveries_before,
+    parse_count,
+    reconcile,
+)
 from shinar.settlement.decide import ACKED, Action, Event, Settlement, decide, if_write_fails
 from shinar.settlement.gate import gated, speaks
 from shinar.settlement.names import dead_letter_queue, is_dead_letter_queue, original_queue
@@ -17,8 +23,11 @@ __all__ = [
     "Policy",
     "Settlement",
     "Traits",
+    "counts_deliveries",
     "dead_letter_queue",
     "decide",
+    "delivered_too_often",
+    "deliveries_before",
     "gated",
     "if_write_fails",
     "is_dead_letter_queue",

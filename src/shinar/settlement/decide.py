@@ -1,4 +1,4 @@
-"""`decide`: the only place that says what becomes of a delivery (RULES 8). Pure; I/O obeys it."""
+"""`decide`: the only place that says what becomes of a delivery (contract rules, 8). Pure; I/O obeys it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""The schema-version gate: may a delivery be decoded at all? Decided on the property alone (RULES 13)."""
+"""The schema-version gate: may a delivery be decoded at all? Decided on the property alone (contract rules,
+chapter 13)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from shinar.envelope.model import SCHEMA_VERSION, blank
 from shinar.settlement.traits import Traits
-
-#: Longest part of a foreign version that is echoed into a log.
-ECHO_CHARS: Final = 64
 
 
 def gated(traits: Traits, properties: Mapping[str, Any]) -> bool:

@@ -53,7 +53,8 @@ class Context(msgspec.Struct, frozen=True, gc=False):
         return self.delivery.headers.get(REPLAY_HEADER) == "1"
 
     def follow_up(self, urn: str, data: Mapping[str, Any], *, queue: str = "default") -> Message:
-        """A message this one leads to: the same trace, an id of its own. Send it with a Producer."""
+        """Build (not send) a message this one leads to: the same trace, an id of its own. Send it with
+        `producer.send(context.follow_up(...))`."""
         return follow_up(self.message, urn, data, queue=queue)
 
 
@@ -70,6 +71,21 @@ def current() -> Context | None:
     """The delivery being handled in this thread or task; None outside a handler."""
     parts = _current.get()
     return None if parts is None else Context(*parts)
+
+
+def log_fields() -> Mapping[str, object]:
+    """What a log line written inside a handler should say about its message; {} outside."""
+    parts = _current.get()
+    if parts is None:
+        return {}
+    message, delivery = parts
+    return {
+        "trace_id": message.trace_id,
+        "id": message.id,
+        "urn": message.urn,
+        "queue": delivery.queue,
+        "attempt": message.attempts + 1,
+    }
 
 
 def is_replay() -> bool:

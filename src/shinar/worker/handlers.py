@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from shinar.envelope import Message, advise
+from shinar.envelope.urn import check_pattern, is_pattern
 from shinar.errors import ConfigError
 from shinar.settlement import Policy
 from shinar.worker.context import Context
@@ -23,7 +24,7 @@ Handler = Callable[..., object]
 RunAsync = Callable[[Awaitable[object]], object]
 
 
-class Route(msgspec.Struct, frozen=True):
+class HandlerRoute(msgspec.Struct, frozen=True):
     urn: str
     handler: Handler
     #: None: the worker's own.
@@ -36,7 +37,7 @@ class Handlers:
     """Handlers by URN; a module fills one and a worker runs it (`shinar worker module:name`)."""
 
     def __init__(self, handlers: Mapping[str, Handler] | None = None) -> None:
-        self.routes: dict[str, Route] = {}
+        self.routes: dict[str, HandlerRoute] = {}
         for urn, handler in (handlers or {}).items():
             self.add(urn, handler)
 
@@ -49,13 +50,16 @@ class Handlers:
         steps: Iterable[Step] = (),
         validate: Validate | None = None,
     ) -> None:
+        """`urn` is a URN, or a pattern: `urn:babel:orders:*`, or `*` for all that have no handler. An exact
+        URN wins, then the longest pattern."""
         if not urn.strip():
             raise ConfigError("a handler needs the URN it handles", setting="urn")
+        check_pattern(urn)
         if urn in self.routes:
             raise ConfigError(f"{urn} has a handler already; one URN, one handler", setting="urn")
         if not callable(handler):
             raise ConfigError(f"the handler of {urn} is not callable", setting="handlers")
-        self.routes[urn] = Route(urn, handler, policy, tuple(steps), validate)
+        self.routes[urn] = HandlerRoute(urn, handler, policy, tuple(steps), validate)
 
     def handler(
         self,
@@ -65,7 +69,7 @@ class Handlers:
         steps: Iterable[Step] = (),
         validate: Validate | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Decorates a function of (message) or (message, context)."""
+        """Decorates a function of (message) or (message, context); `urn` as for `add`."""
 
         def register(function: Handler) -> Handler:
             self.add(urn, function, policy=policy, steps=steps, validate=validate)
@@ -75,10 +79,10 @@ class Handlers:
 
     def advice(self) -> list[str]:
         """What a reviewer would say about the URNs; never a refusal."""
-        return [f"{urn}: {text}" for urn in self.routes if (text := advise(urn))]
+        return [f"{urn}: {text}" for urn in self.routes if not is_pattern(urn) and (text := advise(urn))]
 
 
-def compile_route(route: Route, steps: Iterable[Step], run_async: RunAsync) -> tuple[Handler, bool]:
+def compile_route(route: HandlerRoute, steps: Iterable[Step], run_async: RunAsync) -> tuple[Handler, bool]:
     """The route as one call, and whether it takes the context: validation, then the worker's steps
     outside the route's own. A bare handler stays itself; nothing stands around it."""
     around = [*steps, *route.steps]

@@ -1,15 +1,18 @@
-"""Is the worker connected, and is it consuming? And the small HTTP endpoint that tells so."""
+"""Is the worker connected, and is it consuming? And the small HTTP endpoint that tells so. The HTTP server is
+imported when an endpoint is opened."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shinar.clock import Clock
 from shinar.observe import Metrics
+
+if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
 
 #: A worker that has not asked its queue for this long is not consuming, connected or not.
 STALE_S: Final = 60.0
@@ -53,9 +56,17 @@ def _rounded(age_s: float) -> float | None:
 
 
 class Endpoint:
-    """/metrics, /healthz (the process lives) and /readyz (connected and consuming), on loopback."""
+    """/metrics, /healthz (the process lives) and /readyz (connected and consuming). On loopback unless
+    another address is given: there is no authentication."""
 
     def __init__(self, metrics: Metrics, health: Health, host: str = "127.0.0.1", port: int = 0) -> None:
+        import socket
+        from http.server import ThreadingHTTPServer
+
+        class HealthServer(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
         def answer(path: str) -> tuple[int, str, str]:
             if path == "/metrics":
                 return 200, "text/plain; version=0.0.4", metrics.render()
@@ -64,8 +75,7 @@ class Endpoint:
                 return code, "application/json", json.dumps(health.status())
             return 404, "text/plain", "try /metrics, /healthz or /readyz\n"
 
-        self._server = ThreadingHTTPServer((host, port), _handler(answer))
-        self._server.daemon_threads = True
+        self._server = HealthServer((host, port), _handler(answer))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="shinar-http", daemon=True)
         self._thread.start()
@@ -77,7 +87,9 @@ class Endpoint:
 
 
 def _handler(answer: Callable[[str], tuple[int, str, str]]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    from http.server import BaseHTTPRequestHandler
+
+    class HealthRequests(BaseHTTPRequestHandler):
         timeout = 5
 
         def do_GET(self) -> None:
@@ -92,4 +104,4 @@ def _handler(answer: Callable[[str], tuple[int, str, str]]) -> type[BaseHTTPRequ
         def log_message(self, format: str, *args: object) -> None:
             """A scrape every few seconds is not news."""
 
-    return Handler
+    return HealthRequests

@@ -31,11 +31,11 @@ class Limits:
     max_time_s: float | None = None
     max_memory_mb: float | None = None
 
-    def watch(self, clock: Clock) -> Watch:
-        return Watch(self, clock)
+    def watch(self, clock: Clock) -> LimitWatch:
+        return LimitWatch(self, clock)
 
 
-class Watch:
+class LimitWatch:
     def __init__(self, limits: Limits, clock: Clock) -> None:
         self._limits = limits
         self._clock = clock

@@ -17,7 +17,7 @@ from shinar.brokers import Broker, Delivery, Lapsed, Outgoing
 from shinar.brokers.projection import MAX_DELAY_S, facts_of
 from shinar.clock import Clock
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, poison_record, retry_copy
-from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, ShinarError
+from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, ShinarError, error_text
 from shinar.settlement import (
     Action,
     Event,
@@ -37,11 +37,13 @@ UNSETTLED_DELAY_S = 5.0
 
 #: An error text in a dead letter that would otherwise be too large for the broker.
 BRIEF_CHARS = 200
+#: An error text in the log: somebody's exception may carry a whole response.
+LOGGED_CHARS = 2000
 #: Messages remembered as "can never be written", so that the log says it once for each.
 MOST_REMEMBERED = 1000
 
 
-class Write(msgspec.Struct, frozen=True):
+class PendingWrite(msgspec.Struct, frozen=True):
     """A copy to be written in place of its delivery, and what that means once it is done."""
 
     outcome: Outcome
@@ -53,15 +55,16 @@ class Write(msgspec.Struct, frozen=True):
         return self.outcome.delivery
 
 
-Writes = list[Write]
+Writes = list[PendingWrite]
 
 
 class Settler:
     """Settles outcomes on one broker and counts them: each delivery once, by the action that was done,
     or as `lapsed` or `unsettled`."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, clock: Clock, *, tracebacks: bool = False) -> None:
         self.broker = broker
+        self._tracebacks = tracebacks
         self._clock = clock
         self.counts: Counter[str] = Counter()
         self._too_large: set[str] = set()
@@ -87,14 +90,14 @@ class Settler:
                     releases[decision.action, decision.delay_s].append(delivery)
                 case Action.RETRY:
                     copy = self._counted(outcome, decision)
-                    moves[delivery.queue].append(Write(outcome, decision, copy))
+                    moves[delivery.queue].append(PendingWrite(outcome, decision, copy))
                 case Action.RELEASE:
                     releases[decision.action, decision.delay_s].append(delivery)
                 case Action.DEAD_LETTER | Action.DEAD_LETTER_RAW:
                     queue = dead_letter_queue(
                         delivery.queue, self.broker.traits, outcome.policy.dead_letter_queue
                     )
-                    moves[queue].append(Write(outcome, decision, self._record(outcome, decision)))
+                    moves[queue].append(PendingWrite(outcome, decision, self._record(outcome, decision)))
                 case Action.NATIVE:
                     self._leave_to_broker(outcome, decision, moves)
                 case _:
@@ -102,7 +105,9 @@ class Settler:
         for queue, writes in moves.items():
             self._move(queue, writes)
         for (action, delay_s), deliveries in releases.items():
-            self._done(action, deliveries, self.broker.release(deliveries, delay_s))
+            # A retry is an attempt; an unknown URN under `release` is none (RULES 8.3).
+            counted = action is Action.RETRY
+            self._done(action, deliveries, self.broker.release(deliveries, delay_s, count=counted))
         if drops:
             self._done(Action.DROP, drops, self.broker.ack(drops))
 
@@ -114,7 +119,7 @@ class Settler:
             drop = outcome.policy.on_exhausted == "drop"
             action = Action.DROP if drop else Action.DEAD_LETTER
             return Settlement(action, None if drop else DeadReason.FAILED, decision.attempts)
-        # A backoff without a limit can grow beyond what any broker's clock can hold.
+        # A backoff without a limit can grow beyond what any broker can express.
         delay_s = min(decision.delay_s, MAX_DELAY_S) if outcome.delay_s is None else outcome.delay_s
         return msgspec.structs.replace(decision, delay_s=delay_s)
 
@@ -167,7 +172,7 @@ class Settler:
         suffix, delivery = self.broker.traits.native_dlq_suffix, outcome.delivery
         if suffix:
             copy = Outgoing(delivery.body, delivery.headers)
-            moves[delivery.queue + suffix].append(Write(outcome, decision, copy))
+            moves[delivery.queue + suffix].append(PendingWrite(outcome, decision, copy))
         else:
             self._done(decision.action, [delivery], ())
 
@@ -182,7 +187,7 @@ class Settler:
             if not refuses_message(exc):
                 self._not_moved(queue, writes, exc)
             elif len(writes) > 1:
-                # One that cannot be written must not hold up the others: halve until it stands alone.
+                # One that cannot be written must not block the others: halve the batch until it is alone.
                 half = len(writes) // 2
                 self._move(queue, writes[:half])
                 self._move(queue, writes[half:])
@@ -203,10 +208,10 @@ class Settler:
         self._not_moved(queue, [write for at, write in enumerate(writes) if at in missing], exc)
 
     def _not_moved(self, queue: str, writes: Writes, exc: ShinarError) -> None:
-        log.error("could not write to %s, these are not acknowledged: %s", queue, exc)
+        log.error("could not write to %s; the originals are not acknowledged: %s", queue, exc)
         self._let_go(queue, writes)
 
-    def _move_shortened(self, queue: str, write: Write) -> bool:
+    def _move_shortened(self, queue: str, write: PendingWrite) -> bool:
         """A dead letter is longer than its message: if that is too much, it says less about the error."""
         if write.decision.action is not Action.DEAD_LETTER:
             return False
@@ -220,7 +225,7 @@ class Settler:
             return True
         return False
 
-    def _never(self, queue: str, write: Write, exc: ShinarError) -> None:
+    def _never(self, queue: str, write: PendingWrite, exc: ShinarError) -> None:
         message, delivery = write.outcome.message, write.delivery
         known = message.id if message else f"{delivery.queue} {delivery.position}"
         if known not in self._too_large:
@@ -228,8 +233,8 @@ class Settler:
                 self._too_large.clear()
             self._too_large.add(known)
             log.error(
-                "%s can never take this message, which stays in %s and comes again and again until "
-                "somebody takes it out or the limit is raised: %s",
+                "%s can never take this message; it stays in %s and is delivered again and again until it is "
+                "removed or the limit is raised: %s",
                 queue,
                 delivery.queue,
                 exc,
@@ -246,7 +251,9 @@ class Settler:
         if not count:
             return
         self.counts[Action.UNSETTLED] += count
-        log.error("unsettled: the broker will hand these out again", extra={"queue": queue, "count": count})
+        log.error(
+            "unsettled: the broker will deliver these messages again", extra={"queue": queue, "count": count}
+        )
 
     @contextmanager
     def _all_counted(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
@@ -271,18 +278,22 @@ class Settler:
         if missed:
             self.counts["lapsed"] += missed
             log.warning(
-                "the lease had ended: somebody else gets these again; extend leases or shorten handlers",
+                "the reservation had ended and the broker delivers these messages again; use longer leases "
+                "or shorter handlers",
                 extra={"queue": lapsed[0].queue, "count": missed},
             )
 
     def _note(self, outcome: Outcome, decision: Settlement) -> None:
         message = outcome.message
         level = logging.WARNING if decision.action in (Action.RETRY, Action.RELEASE) else logging.ERROR
+        error = outcome.error
+        shown = self._tracebacks or log.isEnabledFor(logging.DEBUG)
         log.log(
             level,
             "%s: %s",
             outcome.event,
-            outcome.error,
+            described(error),
+            exc_info=error if shown and isinstance(error, BaseException) else None,
             extra={
                 "outcome": str(decision.action),
                 "queue": outcome.delivery.queue,
@@ -292,3 +303,10 @@ class Settler:
                 "trace_id": message.trace_id if message else None,
             },
         )
+
+
+def described(error: BaseException | str | None) -> str:
+    """For the log: class and text, cut; an exception's own text alone (`'nope'`) says little."""
+    if isinstance(error, BaseException):
+        return f"{type(error).__qualname__}: {error_text(error)[:LOGGED_CHARS]}".removesuffix(": ")
+    return (error or "")[:LOGGED_CHARS]

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from typing import TYPE_CHECKING
 
+from shinar.clock import SYSTEM, Clock
+from shinar.delivery.throttle import Throttle
 from shinar.envelope import Message
 from shinar.errors import ConfigError, HandlerTimeout
-from shinar.idempotency import Store, guard
 from shinar.observe import Metrics
 from shinar.worker.context import Context, GiveUp, Retry, enter_context
 from shinar.worker.handlers import Call, Step
 
+if TYPE_CHECKING:
+    from shinar.idempotency import Store
+
 log = logging.getLogger("shinar.worker")
 
 
-def log_step(*, slow_s: float | None = None) -> Step:
+def log_step(*, slow_s: float | None = None, clock: Clock = SYSTEM) -> Step:
     """A line per handled message, at info; at warning when it took longer than `slow_s`."""
 
     def step(call: Call) -> Call:
         def logged(message: Message, context: Context) -> object:
-            started_s = time.perf_counter()
+            started_s = clock.monotonic_s()
             result = call(message, context)
-            spent_s = time.perf_counter() - started_s
+            spent_s = clock.monotonic_s() - started_s
             slow = slow_s is not None and spent_s > slow_s
             log.log(
                 logging.WARNING if slow else logging.INFO,
@@ -49,16 +53,16 @@ def log_step(*, slow_s: float | None = None) -> Step:
     return step
 
 
-def metrics_step(metrics: Metrics) -> Step:
+def metrics_step(metrics: Metrics, *, clock: Clock = SYSTEM) -> Step:
     """How long handlers take, and how old messages are when they are handled, by URN."""
 
     def step(call: Call) -> Call:
         def measured(message: Message, context: Context) -> object:
-            started_s = time.perf_counter()
+            started_s = clock.monotonic_s()
             try:
                 return call(message, context)
             finally:
-                metrics.observe("shinar_handler_seconds", time.perf_counter() - started_s, urn=message.urn)
+                metrics.observe("shinar_handler_seconds", clock.monotonic_s() - started_s, urn=message.urn)
                 if message.meta.created_at:
                     age_s = max(0.0, (context.delivery.received_ms - message.meta.created_at) / 1000)
                     metrics.observe("shinar_message_age_seconds", age_s, urn=message.urn)
@@ -100,26 +104,17 @@ def timeout(limit_s: float) -> Step:
     return step
 
 
-def rate_limit(per_s: float, *, burst: int = 1) -> Step:
+def rate_limit(per_s: float, *, burst: int = 1, clock: Clock = SYSTEM) -> Step:
     """At most so many handler calls a second in this process, shared by all its threads."""
     if per_s <= 0 or burst < 1:
         raise ConfigError("needs a rate above 0 and a burst of at least 1", setting="rate_limit")
-    lock = threading.Lock()
-    # Virtual scheduling: the moment at which the bucket will be full again.
-    full_at_s = time.monotonic()
-
-    def wait() -> None:
-        nonlocal full_at_s
-        with lock:
-            now_s = time.monotonic()
-            full_at_s = max(now_s, full_at_s) + 1 / per_s
-            pause_s = full_at_s - now_s - burst / per_s
-        if pause_s > 0:
-            time.sleep(pause_s)
+    throttle = Throttle(per_s, clock, burst=burst)
 
     def step(call: Call) -> Call:
         def limited(message: Message, context: Context) -> object:
-            wait()
+            wait_s = throttle.take()
+            if wait_s > 0:
+                clock.sleep(wait_s)
             return call(message, context)
 
         return limited
@@ -128,8 +123,9 @@ def rate_limit(per_s: float, *, burst: int = 1) -> Step:
 
 
 def idempotent(store: Store) -> Step:
-    """Handle each `meta.id` once: marked after the handler returned, skipped when it comes again.
+    """Handle each `meta.id` once: marked after the handler returned, skipped when it is delivered again.
     See shinar.idempotency for the rule and the stores."""
+    from shinar.idempotency import guard  # late: its stores bring their database drivers
 
     def step(call: Call) -> Call:
         def guarded(message: Message, context: Context) -> object:

@@ -121,14 +121,24 @@ def test_settings_have_an_order_and_an_origin(
     monkeypatch.setenv("SHINAR_CONCURRENCY", "8")
     monkeypatch.setenv("SHINAR_URL_FILE", str(tmp_path / "secret"))
     rows = {r["setting"]: r for r in map(json.loads, run("config", "show", "--json").stdout.splitlines())}
-    assert (rows["concurrency"]["value"], rows["concurrency"]["origin"]) == ("8", "env SHINAR_CONCURRENCY")
+    assert (rows["concurrency"]["value"], rows["concurrency"]["origin"]) == (8, "env SHINAR_CONCURRENCY")
     assert rows["max_attempts"]["origin"] == "file shinar.toml"
     assert rows["log_level"]["origin"] == "default"
+    assert (rows["backoff_max_s"]["value"], rows["url"]["origin"]) == (60.0, "env SHINAR_URL_FILE")
     assert rows["url"]["value"] == "amqp://u:***@h/q"
     assert "hidden" not in run("config", "show", "--origin").stdout
     (tmp_path / "shinar.toml").write_text("concurency = 4\n")
     wrong = run("config", "show")
     assert (wrong.returncode, "did you mean concurrency" in wrong.stderr) == (2, True)
+    (tmp_path / "shinar.toml").write_text('max_attempts = "five"\n')
+    assert (
+        "max_attempts (from shinar.toml): must be a whole number, not a text" in run("config", "show").stderr
+    )
+    monkeypatch.setenv("SHINAR_CONCURRENCY", "many")
+    assert (
+        "concurrency (from SHINAR_CONCURRENCY): must be a whole number, not 'many'"
+        in run("config", "show").stderr
+    )
 
 
 def test_doctor_tells_a_broken_connection(url: str) -> None:
@@ -169,3 +179,75 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert left.value.code == 0
     assert "usage: shinar" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["tail", "inspect", "completion", "doctor", "config", "config show"])
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    shown = capsys.readouterr().out
+    assert "examples:\n" in shown
+    assert f"shinar {command}" in shown.partition("examples:")[2]
+
+
+def test_python_dash_m() -> None:
+    from shinar import __version__
+
+    done = subprocess.run(
+        [sys.executable, "-m", "shinar", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"shinar {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["tail", "--folow"], "did you mean --follow?"),
+        (["tail", "--limt=5"], "did you mean --limit?"),
+        (["config", "show", "--orign"], "did you mean --origin?"),
+        (["config", "shwo"], "did you mean show?"),
+        (["pubish"], "did you mean publish?"),
+        (["completion", "bsh"], "did you mean bash?"),
+        (["tail", "--limit", "0"], "at least 1"),
+        (["tail", "--interval-s", "-1"], "not a number of seconds"),
+    ],
+)
+def test_typing_errors_get_a_suggestion(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("broker", "form"),
+    [
+        ("mysql://localhost/orders", "mysql://host/database/queue"),
+        ("sqlite:///q.db", "sqlite:///path/to/file?queue=name"),
+        ("redis://localhost", "redis://host/queue"),
+    ],
+)
+def test_a_missing_queue_is_told_in_the_brokers_own_form(
+    url: str, broker: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tail", broker]) == 2
+    assert form in capsys.readouterr().err
+
+
+def test_tail_of_nothing_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from shinar.brokers import Outgoing, connect
+
+    assert main(["tail", url.replace("emails", "emials")]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "no such queue, or it is empty: 'emials'" in err) == ("", True)
+    shared = "memory://tail-of-nothing/emails"
+    broker = connect(shared)
+    broker.publish("emails", [Outgoing(b"{}")] * 2)
+    assert len(broker.reserve("emails", 2, 0)) == 2
+    assert main(["tail", shared]) == 0
+    assert "no message of 'emails' is ready: 2 reserved" in capsys.readouterr().err
+    assert main(["tail", shared, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    broker.close()

@@ -148,6 +148,23 @@ def test_a_pipe_nobody_reads(url: str, words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("words", [["tail", "URL"], ["inspect", "many.jsonl", "--lines"]])
+def test_a_reader_that_leaves_after_one_line(url: str, tmp_path: Path, words: list[str]) -> None:
+    """More than fits into the pipe and Python's buffer, so that a print in the middle fails."""
+    broker = connect(url)
+    broker.publish("emails", [Outgoing(WHOLE)] * 3000)
+    broker.close()
+    (tmp_path / "many.jsonl").write_bytes((WHOLE + b"\n") * 3000)
+    command = [*COMMAND, *(url if word == "URL" else word for word in words)]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert shown.stdout is not None
+    assert shown.stderr is not None
+    assert "urn:b" in shown.stdout.readline()
+    shown.stdout.close()
+    assert (shown.stderr.read(), shown.wait(timeout=60)) == ("", 0)
+    shown.stderr.close()
+
+
 def test_a_follower_is_heard_at_once(url: str) -> None:
     run("publish", url, "urn:x")
     tail = subprocess.Popen([*COMMAND, "tail", url, "--follow", "--json"], stdout=subprocess.PIPE, text=True)
@@ -183,12 +200,12 @@ def test_a_full_disk(url: str) -> None:
         (["dlq", "list", "{url}", "--ids", "file"], "not UTF-8"),
         (["dlq", "list", "{url}", "--since", "99999999999d"], "years"),
         (["dlq", "list", "{url}", "--where", "exception"], "not a condition"),
-        (["worker", "app:handlers", "--url", "{url}", "--log-level", "foo"], "none of debug"),
+        (["worker", "app:handlers", "--url", "{url}", "--log-level", "foo"], "not one of debug"),
         (["worker", "app:__name__", "--url", "{url}"], "is a str"),
         (["worker", "app:handlers", "--url", "{url}", "--prefetch", "-1", "--until-empty"], "prefetch"),
         (["worker", "app:handlers", "--url", "{url}", "--metrics-port", "{busy}"], "in use"),
         (["broker", "monitor", "--interval-s", "0"], "more than 0"),
-        (["publish", "{url}", "urn:x", "--delay-s", "inf"], "number of seconds"),
+        (["publish", "{url}", "urn:x", "--delay-s", "inf"], "not a number of seconds"),
         (["broker", "serve", "--data", "file"], "is a file"),
     ],
 )
@@ -241,11 +258,45 @@ def test_the_token_from_the_settings(guarded: str, url: str, monkeypatch: pytest
     assert (wrong.returncode, "SH-1203" in wrong.stderr) == (2, True)
 
 
+def test_a_token_goes_nowhere_by_a_file_that_lies_about(
+    guarded: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write shinar.toml into a folder must not get the token of those who work there."""
+    (tmp_path / "shinar.toml").write_text(f'url = "{guarded}/orders"\n')
+    monkeypatch.setenv("SHINAR_TOKEN", TOKEN)
+    for words in (["publish", "urn:x"], ["tail"], ["broker", "queues"]):
+        done = run(*words)
+        assert (done.returncode, "is not sent to" in done.stderr) == (2, True), done.stderr
+        assert TOKEN not in done.stderr
+    assert run("publish", f"{guarded}/orders", "urn:x").returncode == 0
+    assert run("doctor", f"{guarded}/orders").returncode == 0
+    monkeypatch.setenv("SHINAR_CONFIG", str(tmp_path / "shinar.toml"))
+    assert run("publish", "urn:x").returncode == 0, "the file was named by the user"
+    monkeypatch.delenv("SHINAR_CONFIG")
+    monkeypatch.delenv("SHINAR_TOKEN")
+    (tmp_path / "shinar.toml").write_text(f'url = "{guarded}/orders"\ntoken = "{TOKEN}"\n')
+    assert run("publish", "urn:x").returncode == 0, "the token is the file's own"
+
+
+def test_nor_by_a_ledger_that_lies_about(
+    guarded: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHINAR_TOKEN", TOKEN)
+    queue = f"{guarded}/orders"
+    assert run("publish", queue, "urn:x").returncode == 0
+    sent = run("redrive", queue, "--to", "other", "--yes", "--json", "--ledger", "jobs.db")
+    job = json.loads(sent.stdout)["job"]
+    assert run("redrive", "resume", job, "--ledger", "jobs.db", "--json").returncode == 0
+    (tmp_path / "shinar.toml").write_text('ledger = "jobs.db"\n')
+    done = run("redrive", "resume", job, "--json")
+    assert (done.returncode, "is not sent to" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_slip_in_a_queues_name_is_told(url: str, tmp_path: Path) -> None:
     with serve_in_thread(tmp_path / "broker") as server:
         assert run("publish", f"{server.url}/orders", "urn:x").returncode == 0
         for words in (["dlq", "summary"], ["redrive", "--dry-run"], ["redrive", "--yes"]):
             done = run(words[0], *words[1:], f"{server.url}/ordres")
-            assert (done.returncode, "no queue 'ordres'" in done.stderr) == (0, True), done.stderr
+            assert (done.returncode, "no such queue: 'ordres'" in done.stderr) == (0, True), done.stderr
         assert "no queue" not in run("dlq", "summary", f"{server.url}/orders").stderr
         assert "ordres" not in run("broker", "queues", server.url).stdout

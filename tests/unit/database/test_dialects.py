@@ -8,7 +8,7 @@ import psycopg
 import pymysql
 import pytest
 
-from shinar.brokers.sql.table import Statements, schema_sql
+from shinar.brokers.sql.table import QueueStatements, schema_sql
 from shinar.database.dialects import MYSQL, POSTGRESQL, SQLITE, fault_of, for_version, table_name, unwrap
 from shinar.errors import ConfigError, UsageError
 
@@ -29,7 +29,7 @@ from shinar.errors import ConfigError, UsageError
     ],
 )
 def test_which_servers_skip_locked_rows(version: str, skips: bool) -> None:
-    statements = Statements.of(for_version(MYSQL, version), "t")
+    statements = QueueStatements.of(for_version(MYSQL, version), "t")
     assert ("SKIP LOCKED" in statements.pick) is skips
     assert "FOR UPDATE" in statements.pick
 

@@ -1,4 +1,4 @@
-"""New messages: from parts, from typed objects, following others; and every refusal names its place."""
+"""New messages: from parts, from typed objects, following others; and every refusal has its pointer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pydantic
 import pytest
 
 from shinar.clock import PinnedClock
-from shinar.envelope import build, build_from, check_strict, encode, follow_up, judge, uuid4
+from shinar.envelope import build, build_from, check_strict, encode, follow_up, fresh_id, judge
+from shinar.envelope.model import MAX_DEPTH
 from shinar.errors import ContractError
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -131,8 +132,11 @@ def test_too_deep_is_refused_and_just_deep_is_not() -> None:
         return value
 
     assert judge(encode(build("urn:x", nest(100)))).accepts
-    with pytest.raises(ContractError, match="deeper"):
-        encode(build("urn:x", nest(5000)))
+    # The body's own level, that of `data`, and what is in it: exactly as deep as a consumer accepts.
+    assert judge(encode(build("urn:x", nest(MAX_DEPTH - 2)))).accepts
+    for levels in (MAX_DEPTH - 1, 5000):
+        with pytest.raises(ContractError, match="deeper"):
+            encode(build("urn:x", nest(levels)))
 
 
 def test_what_loses_nothing_on_the_way_to_json_is_taken() -> None:
@@ -213,15 +217,15 @@ def test_a_follow_up_keeps_the_trace_and_gets_an_id() -> None:
 
 
 def test_ids_are_unique_across_a_fork() -> None:
-    uuid4()
+    fresh_id()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(write, "".join(uuid4() for _ in range(50)).encode())
+        os.write(write, "".join(fresh_id() for _ in range(50)).encode())
         os._exit(0)
     os.waitpid(child, 0)
     theirs = os.read(read, 36 * 50).decode()
-    ours = {uuid4() for _ in range(50)}
+    ours = {fresh_id() for _ in range(50)}
     assert len(ours) == 50
     assert not ours & {theirs[i : i + 36] for i in range(0, len(theirs), 36)}
     os.close(read)

@@ -1,4 +1,4 @@
-"""Copies are edits of the text: what is not meant to change does not change by a byte."""
+"""Copies are edits of the text: what is not to change does not change by a byte."""
 
 from __future__ import annotations
 

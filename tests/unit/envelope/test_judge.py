@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
-from shinar.envelope import Kind, Reason, classify, judge
+from shinar.envelope import Kind, Reason, classify, decode, judge
+from shinar.envelope.decode import SENTENCES
 from shinar.envelope.model import MAX_DEPTH
+from shinar.errors import ContractError
 
 GOOD = (
     b'{"job":"urn:babel:orders:created","trace_id":"t-1","data":{"n":1},"meta":{"id":"m-1","queue":"orders",'
@@ -211,6 +214,52 @@ def test_the_verdict_does_not_depend_on_the_callers_stack() -> None:
         return judge(body).kind if levels == 0 else call(levels - 1)
 
     assert call(0) is call(700) is Kind.ACCEPTED
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 3, MAX_DEPTH - 2, MAX_DEPTH - 1, MAX_DEPTH, 950, 990])
+@pytest.mark.parametrize("inside", [b"", b'"]]\\"]]","[["'])
+def test_both_paths_have_the_same_limit_of_depth(levels: int, inside: bytes) -> None:
+    nested = b"[" * levels + inside + b"]" * levels
+    body = GOOD.replace(b'"n":1', b'"n":' + nested)
+    unusual = body.replace(b'"attempts":0', b'"attempts":0,"x":1')  # goes down the exact path
+    expected = Reason.NONE if levels + 2 <= MAX_DEPTH else Reason.TOO_DEEP
+    assert (judge(body).reason, judge(unusual).reason) == (expected, expected)
+
+
+def test_brackets_in_strings_do_not_count() -> None:
+    wide = b",".join([b'{"a":["[{","]\\\\"]}'] * 2000)
+    assert judge(GOOD.replace(b'"n":1', b'"n":[' + wide + b"]")).accepts
+    hidden = b'["]",' * 1000 + b"1" + b',"["]' * 1000
+    assert judge(GOOD.replace(b'"n":1', b'"n":' + hidden)).reason is Reason.TOO_DEEP
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 20_000_000, b"[" * 10_000_000 + b"[]" * 5_000_000, b"[]" * 5_000_000]
+)
+def test_the_depth_of_a_hostile_body_is_found_at_once(body: bytes) -> None:
+    started_s = time.process_time()
+    assert judge(body).kind is Kind.POISON
+    assert time.process_time() - started_s < 3.0
+
+
+@pytest.mark.parametrize(("body", "reason"), POISON, ids=lambda value: str(value)[:40])
+def test_decode_raises_where_judge_refuses(body: bytes, reason: Reason) -> None:
+    with pytest.raises(ContractError) as caught:
+        decode(body)
+    assert SENTENCES[reason] in str(caught.value)
+
+
+def test_decode_gives_the_message_and_names_the_member_at_fault() -> None:
+    assert decode(GOOD) == judge(GOOD).message
+    assert decode(b'{"job":"urn:x"}').data == {}
+    for body, pointer in (
+        (b'{"job":" "}', "/job"),
+        (b'{"job":"u","data":[]}', "/data"),
+        (b'{"job":"u","meta":{"schema_version":2}}', "/meta/schema_version"),
+    ):
+        with pytest.raises(ContractError) as caught:
+            decode(body)
+        assert caught.value.pointer == pointer
 
 
 def test_a_large_body_is_judged() -> None:

@@ -1,4 +1,4 @@
-"""The rule itself (RULES chapter 9), on the memory store."""
+"""The rule itself (contract rules, chapter 9), on the memory store."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     store.remember(["a", "b", "c"])
     store.remember(["a"])
     store.remember(["d"])
-    assert store.seen("abcd") == {"a", "c", "d"}
+    assert store.seen([*"abcd"]) == {"a", "c", "d"}
 
 
 class Broken(MemoryStore):
@@ -123,9 +123,9 @@ def test_open_store_by_url() -> None:
     assert isinstance(store, Store)
     store.remember(["a"])
     store.remember(["b"])
-    assert store.seen("ab") == {"b"}
+    assert store.seen([*"ab"]) == {"b"}
     store.close()
-    assert store.seen("ab") == set()
+    assert store.seen([*"ab"]) == set()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from shinar.errors import ConfigError, Unsupported
 from shinar.pipeline import maintenance
 from shinar.pipeline.batch.journal import BatchId, Journal, Manifest
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import ROW, Commit, Store, open_store
+from shinar.pipeline.lake.store import ROW, Commit, TableStore, open_store
 
 
-def fill(store: Store, batches: int) -> None:
+def fill(store: TableStore, batches: int) -> None:
     """One message a batch, batch n received n days ago."""
     for number in range(batches):
         moment = datetime.now(UTC) - timedelta(days=number)
@@ -28,7 +28,7 @@ def fill(store: Store, batches: int) -> None:
         store.commit(Commit("messages", "job", number, files, tables.packed(ROW)))
 
 
-def ids(store: Store) -> list[str]:
+def ids(store: TableStore) -> list[str]:
     found = (pq.read_table(path, columns=["id"])["id"].to_pylist() for path in store.files("messages"))
     return sorted(value for part in found for value in part)
 

@@ -8,7 +8,7 @@ import pytest
 
 from shinar.observe import Metrics
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest
-from shinar.pipeline.metrics import Figures, lag_of
+from shinar.pipeline.metrics import PipelineMetrics, lag_of
 
 QUEUED = {"lag": {"a": {"ready": 90, "reserved": 5, "delayed": 0}, "b": {"ready": 3}, "c": {"ready": None}}}
 
@@ -16,7 +16,8 @@ QUEUED = {"lag": {"a": {"ready": 90, "reserved": 5, "delayed": 0}, "b": {"ready"
 @pytest.mark.parametrize(
     ("latest", "end", "lag"),
     [
-        (QUEUED, {"shares": [["a", 20, None], ["a", 30, 5], ["b", 4, None]]}, {"a": 40, "b": 0}),
+        (QUEUED, {"partitions": [["a", 20, None], ["a", 30, 5], ["b", 4, None]]}, {"a": 40, "b": 0}),
+        (QUEUED, {"shares": [["a", 20, None]]}, {"a": 70, "b": 3}),
         (QUEUED, {}, {"a": 90, "b": 3}),
         ({"t": {"0": 10, "1": 7}, "u": {"0": 2}}, {"t": {"0": 4, "1": 7}}, {"t": 6, "u": 2}),
         ({"position": 1001}, {"position": 900}, {"": 101}),
@@ -27,17 +28,18 @@ def test_what_a_batch_leaves_behind(latest, end, lag):
     assert lag_of(latest, end) == lag
 
 
-def test_messages_that_came_again_are_shown():
+def test_redeliveries_are_shown_under_their_former_name_too():
     metrics = Metrics()
-    source = SimpleNamespace(latestOffset='{"lag":{},"came_again":7}', endOffset="null")
-    Figures(metrics, "orders").progress(SimpleNamespace(sources=[source]))
-    assert metrics.value("shinar_pipeline_came_again", job="orders") == 7
+    source = SimpleNamespace(latestOffset='{"lag":{},"redelivered":7,"came_again":7}', endOffset="null")
+    PipelineMetrics(metrics, "orders").progress(SimpleNamespace(sources=[source]))
+    for name in ("redelivered", "came_again"):
+        assert metrics.value(f"shinar_pipeline_{name}", job="orders") == 7
 
 
 def test_batches_are_counted_by_queue_and_table():
     metrics = Metrics()
-    figures = Figures(metrics, "orders")
-    balances = (Balance("a", 10, 7, 2, 1, 1), Balance("b", 5, 5, 0, 0))
+    figures = PipelineMetrics(metrics, "orders")
+    balances = (Balance("a", 10, 7, 2, 1, 1, 2), Balance("b", 5, 5, 0, 0))
     manifest = Manifest(BatchId("orders", "e", 0), (), balances, took_ms=1500)
     for _ in range(2):
         figures.batch(manifest)
@@ -46,6 +48,7 @@ def test_batches_are_counted_by_queue_and_table():
     text = metrics.render()
     assert 'shinar_pipeline_received_total{job="orders",queue="a"} 20' in text
     assert 'shinar_pipeline_rows_total{job="orders",queue="a",table="quarantine"} 4' in text
+    assert 'shinar_pipeline_possible_redeliveries_total{job="orders",queue="a"} 4' in text
     assert 'shinar_pipeline_batches_total{job="orders"} 2' in text
     assert 'shinar_pipeline_batch_seconds_sum{job="orders"} 3' in text
     assert metrics.value("shinar_pipeline_rows_total", table="messages") == 24

@@ -21,13 +21,14 @@ from servers.process import free_port
 from shinar.envelope.fingerprint import error_template, fingerprint
 from shinar.errors import BrokerError, BrokerUnavailable, ConfigError, QueueMissing, StoreError
 from shinar.pipeline.batch.journal import Balance, BatchId
-from shinar.pipeline.batch.processor import Line, Unbalanced
-from shinar.pipeline.batch.write_tables import Parts
-from shinar.pipeline.config import Settings, job_name, same_broker
+from shinar.pipeline.batch.processor import BatchProcessor, Unbalanced
+from shinar.pipeline.batch.write_tables import TableFiles
+from shinar.pipeline.checkpoint import same_broker
+from shinar.pipeline.config import PipelineConfig, job_name
 from shinar.pipeline.lake.delta import DeltaStore
 from shinar.pipeline.maintenance import compact, status
 from shinar.pipeline.pipeline import Pipeline
-from shinar.pipeline.spark_errors import plainly
+from shinar.pipeline.spark_errors import as_our_errors
 from unit.pipeline.lakes import NOON, envelope, rows, spark, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -180,22 +181,22 @@ def test_queues_balance_each(tmp_path: Path) -> None:
 
 
 def test_what_does_not_add_up_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = Line._split
+    split = BatchProcessor._write_tables
 
-    def losing(self: Line, *args: object) -> Parts:
+    def losing(self: BatchProcessor, *args: object) -> TableFiles:
         parts = split(self, *args)
         del parts.files["quarantine"]
         return parts
 
-    monkeypatch.setattr(Line, "_split", losing)
+    monkeypatch.setattr(BatchProcessor, "_write_tables", losing)
     job = pipeline(tmp_path, typed=False)
     with pytest.raises(Unbalanced, match="does not add up"):
         job.process(rows([envelope(1), b"{"]))
     assert job.store.tables() == []
-    assert not Balance("q", 3, 1, 1, 0).holds
+    assert not Balance("q", 3, 1, 1, 0).adds_up
 
 
-def test_typed_tables_evolve_and_clashes_are_quarantined(tmp_path: Path) -> None:
+def test_typed_tables_evolve_and_a_clash_is_a_typed_reject(tmp_path: Path) -> None:
     job = pipeline(tmp_path)
     urn = "urn:babel:orders:created"
     job.process(rows([envelope(n, urn, {"order_id": n, "amount": 9.9}) for n in range(4)]))
@@ -209,17 +210,20 @@ def test_typed_tables_evolve_and_clashes_are_quarantined(tmp_path: Path) -> None
             ]
         )
     )
-    assert (done.received, done.messages, done.quarantine) == (3, 2, 1)
+    assert (done.received, done.messages, done.quarantine) == (3, 3, 0)
     found = {row["_id"]: row for row in table(job.store, "typed/orders_created")}
     assert found["id-10"]["order_id"] == big
     assert found["id-10"]["customer__id"] == 7
     assert found["id-0"]["amount"] == Decimal("9.9")
     assert found["id-12"]["customer__id"] is None
     assert "id-11" not in found
-    (bad,) = table(job.store, "quarantine", "id", "pointer", "reason", "body")
-    assert (bad["id"], bad["pointer"]) == ("id-11", "/data/order_id")
-    assert bad["reason"].startswith("type_clash")
-    assert b"eleven" in bad["body"]
+    (bad,) = table(job.store, "typed_rejects")
+    assert (bad["id"], bad["pointer"], bad["column"]) == ("id-11", "/data/order_id", "order_id")
+    assert (bad["table"], bad["urn"], bad["value"]) == ("typed/orders_created", urn, '"eleven"')
+    assert bad["reason"] == "type_clash: long in the table, string here"
+    assert {row["id"]: row["data"] for row in table(job.store, "messages")}["id-11"] == (
+        '{"order_id":"eleven","amount":2.5}'
+    )
     frame = job.table("typed/orders_created")
     assert dict(frame.dtypes)["amount"] == "decimal(38,18)"
     assert frame.where("customer__id = 7").count() == 1
@@ -227,13 +231,13 @@ def test_typed_tables_evolve_and_clashes_are_quarantined(tmp_path: Path) -> None
 
 
 def test_a_new_field_of_two_types_is_decided_once(tmp_path: Path) -> None:
-    """The table is known, the field is not: its file is done again, and what loses is quarantined then."""
+    """The table is known, the field is not: its file is written again, and the rest is rejected then."""
     job = pipeline(tmp_path)
     job.process(rows([envelope(n) for n in range(4)]))
     payloads = [{"order_id": n, "size": "XL" if n == 13 else n} for n in range(10, 16)]
     done = job.process(rows([envelope(p["order_id"], data=p) for p in payloads]))
-    assert (done.received, done.messages, done.quarantine) == (6, 5, 1)
-    (bad,) = table(job.store, "quarantine", "id", "pointer")
+    assert (done.received, done.messages, done.tables["typed_rejects"]) == (6, 6, 1)
+    (bad,) = table(job.store, "typed_rejects", "id", "pointer")
     assert bad == {"id": "id-13", "pointer": "/data/size"}
     found = {row["order_id"]: row.get("size") for row in table(job.store, "typed/orders_created")}
     assert found == {**dict.fromkeys(range(4)), **{n: n for n in range(10, 16) if n != 13}}
@@ -370,7 +374,7 @@ def test_nothing_received_is_no_batch(tmp_path: Path) -> None:
 
 
 def test_bad_calls(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no setting of a pipeline"):
+    with pytest.raises(TypeError, match="chekpoint"):
         pipeline(tmp_path, chekpoint="x")
     with pytest.raises(ConfigError, match="job"):
         Pipeline(spark(), lake=str(tmp_path), job="../x")
@@ -403,7 +407,7 @@ def test_types_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     payloads = [*range(600), *(n + 0.5 for n in range(700)), *("many" for _ in range(3))]
     job = pipeline(tmp_path)
     done = job.process(bodies_frame([envelope(n, data={"amount": a}) for n, a in enumerate(payloads)]))
-    assert (done.received, done.messages, done.quarantine) == (1303, 1300, 3)
+    assert (done.received, done.messages, done.tables["typed_rejects"]) == (1303, 1303, 3)
     found = [row["amount"] for row in table(job.store, "typed/orders_created", "amount")]
     assert sorted(found) == sorted(map(Decimal, payloads[:1300]))
 
@@ -419,15 +423,15 @@ def test_a_key_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_two_jobs_meet_a_new_urn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them decides what the column is; the other's value is a clash, and neither job is stuck."""
-    known = Line._known_columns
+    """One of them decides what the column is; the other's value is rejected, and neither job is stuck."""
+    known = BatchProcessor._known_columns
 
-    def slowly(self: Line) -> object:
+    def slowly(self: BatchProcessor) -> object:
         found = known(self)
         time.sleep(1)  # long enough for the other to have read the same
         return found
 
-    monkeypatch.setattr(Line, "_known_columns", slowly)
+    monkeypatch.setattr(BatchProcessor, "_known_columns", slowly)
     jobs = [Pipeline(spark(), lake=str(tmp_path), job=name) for name in "ab"]
     both = envelope(7, "urn:babel:orders:paid")
     given = [
@@ -435,8 +439,8 @@ def test_two_jobs_meet_a_new_urn_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(lambda job, rows: job.process(rows), jobs, given))
-    counts = sorted((one.messages, one.quarantine, one.duplicates) for one in done)
-    assert counts == [(0, 1, 1), (2, 0, 0)]  # and what both received is there once
+    counts = sorted((one.messages, one.tables.get("typed_rejects", 0), one.duplicates) for one in done)
+    assert counts == [(1, 1, 1), (2, 0, 0)]  # and what both received is there once
     assert status(jobs[0].store).unfinished == ()
 
 
@@ -461,19 +465,19 @@ def test_a_recovered_archive_reaches_the_handlers(tmp_path: Path, handling: bool
     with pytest.raises((Crash, SystemExit)):
         job.process(rows([envelope(n) for n in range(3)]))
     CrashingDelta.at = 0
-    (text,) = status(job.store).owed
+    (text,) = status(job.store).pending
     assert "not run yet" in text
     again = made(dying=False)
     again.process(rows([envelope(n) for n in range(2, 5)]))
     assert sorted(row["id"] for row in table(again.store, "handled/ids")) == [f"id-{n}" for n in range(5)]
-    assert status(again.store).owed == ()
+    assert status(again.store).pending == ()
 
 
 def test_what_is_wrong_is_said_before_anything_is_read(tmp_path: Path) -> None:
     for given, text in (
         ({"routes": {"urn:x": 5}}, "route urn:x"),
         ({"routes": {"urn:x": "Not A Name"}}, "route urn:x"),
-        ({"registry": str(tmp_path / "none.json")}, r"registry .*none\.json: No such file"),
+        ({"registry": str(tmp_path / "none.json")}, r"registry .*none\.json\): cannot be read: No such file"),
         ({"max_records": 0}, "max_records: must be at least 1"),
         ({"table_format": "csv"}, "format"),
     ):
@@ -495,25 +499,27 @@ def test_a_failed_stream_raises_our_own_error(tmp_path: Path, monkeypatch: pytes
     missing = pipeline(tmp_path, url_env="SHINAR_NOT_SET", queue="orders")
     with pytest.raises(ConfigError, match="SHINAR_NOT_SET is not set"):
         missing.run(once=True)
-    with pytest.raises(ConfigError, match="holds no files"):
+    with pytest.raises(ConfigError, match="does not exist"):
         pipeline(tmp_path, path=str(tmp_path / "none.jsonl")).run()
 
 
 def test_a_checkpoint_belongs_to_one_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    same_broker(Settings(url="kafka://b:9092,a:9092/orders"), tmp_path)
-    same_broker(Settings(url="kafka://a:9092,b:9092", queue="orders"), tmp_path)
+    same_broker(PipelineConfig(url="kafka://b:9092,a:9092/orders"), tmp_path)
+    same_broker(PipelineConfig(url="kafka://a:9092,b:9092", queue="orders"), tmp_path)
     monkeypatch.setenv("ELSEWHERE", "kafka://me:secret@c:9092/orders")
     with pytest.raises(ConfigError, match=r"another broker.*--job"):
-        same_broker(Settings(url_env="ELSEWHERE"), tmp_path)
+        same_broker(PipelineConfig(url_env="ELSEWHERE"), tmp_path)
     for host in "ab":
-        same_broker(Settings(url=f"redis://{host}/orders"), tmp_path / "queue")
+        same_broker(PipelineConfig(url=f"redis://{host}/orders"), tmp_path / "queue")
 
 
 def test_queues_have_jobs_of_their_own() -> None:
-    assert job_name(Settings(queue="orders_eu")) == "orders_eu"
-    named = {job_name(Settings(queue=name)) for name in ("orders_eu", "orders-eu", "orders,eu", "-orders-eu")}
+    assert job_name(PipelineConfig(queue="orders_eu")) == "orders_eu"
+    named = {
+        job_name(PipelineConfig(queue=name)) for name in ("orders_eu", "orders-eu", "orders,eu", "-orders-eu")
+    }
     assert len(named) == 4
-    assert len(job_name(Settings(queue="q" * 300))) <= 64
+    assert len(job_name(PipelineConfig(queue="q" * 300))) <= 64
 
 
 def test_an_error_from_spark_is_told_as_ours() -> None:
@@ -521,8 +527,8 @@ def test_an_error_from_spark_is_told_as_ours() -> None:
 
     trace = "Traceback ...\nshinar.errors.{}: {}\n\tat org.apache.spark.X"
     for name, kind in (("QueueMissing", QueueMissing), ("BodyTooLarge", BrokerError), ("Nope", StoreError)):
-        with pytest.raises(kind, match=r"^what to do$") as caught, plainly():
+        with pytest.raises(kind, match=r"^what to do$") as caught, as_our_errors():
             raise PySparkException(trace.format(name, "what to do"))
         assert type(caught.value) is kind
-    with pytest.raises(PySparkException, match="java alone"), plainly():
+    with pytest.raises(PySparkException, match="java alone"), as_our_errors():
         raise PySparkException("java alone")

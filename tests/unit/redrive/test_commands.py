@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from redrive_letters import plant
+from redrive_letters import kill, plant
 from shinar.brokers import Outgoing, connect
 from shinar.cli.main import main
 
@@ -146,9 +146,7 @@ def test_a_killed_runner_is_told(
 
     ledger = Ledger(tmp_path / "ledger.db")
     job, _ = Redrive(url, Spec(where="lang = 'php'", limit=5), ledger=ledger).prepare()
-    ledger.take_over(job)
-    gone = f"{ledger.job(job.id).runner.partition(':')[0]}:{2**22 + 1}"  # no process has such a number
-    ledger.change(job.id, runner=gone)
+    kill(ledger, job.id)
     ledger.close()
     assert main(["redrive", "status", job.id]) == 1
     out, err = capsys.readouterr()
@@ -248,7 +246,7 @@ def test_half_an_emoji_stops_nobody(url: str, run: Run, capsys: pytest.CaptureFi
     for words in (["dlq", "list", place], ["dlq", "show", place], ["dlq", "export", place], ["tail", place]):
         assert len(run(*words)[1]) == 4
     assert len(run("dlq", "list", place, "--where", "error like 'cut%' or data.note like 'cut%'")[1]) == 2
-    code, (receipt,), _ = run("redrive", place, "--yes", "--quiet")
+    code, (receipt,), _ = run("redrive", place, "--yes", "--quiet", "--any-target")
     assert (code, receipt["published"]) == (0, 4)
     code, (again,), _ = run("redrive", place, "--dry-run")
     assert again["looked"] == 0
@@ -294,3 +292,80 @@ def test_ctrl_c_ends_with_130_and_a_paused_job(url: str, run: Run, tmp_path: Pat
         receipt["published"],
         48 - receipt["published"],
     )
+
+
+def test_resume_takes_the_same_server_with_another_lease(url: str, run: Run, tmp_path: Path) -> None:
+    from shinar.redrive import Ledger, Redrive, Spec
+
+    ledger = Ledger(tmp_path / "ledger.db")
+    job, _ = Redrive(f"{url}&lease_s=5", Spec(limit=5), ledger=ledger).prepare()
+    ledger.close()
+    other = url.replace("q.db", "other.db")
+    code, _, err = run("redrive", "resume", job.id, "--url", other)
+    assert (code, "is another server" in err) == (2, True)
+    code, (receipt,), _ = run("redrive", "resume", job.id, "--url", f"{url}&lease_s=9", "--quiet")
+    assert (code, receipt["published"], receipt["maybe_twice"]) == (0, 5, 0)
+
+
+def test_resume_remembers_what_succeeded(url: str, run: Run, tmp_path: Path) -> None:
+    from shinar.idempotency import open_store
+    from shinar.redrive import Ledger
+
+    broker = connect(url)
+    done = [json.loads(delivery.body)["meta"]["id"] for delivery in broker.browse("orders.dlq", 2)]
+    broker.close()
+    store = f"sqlite://{tmp_path}/done.db"
+    open_store(store).remember(done)
+    words = ("redrive", url, "--limit", "6", "--skip-succeeded", store, "--yes", "--quiet")
+    code, (receipt,), _ = run(*words)
+    assert (code, receipt["why_skipped"]) == (0, {"succeeded": 2})
+    ledger = Ledger(tmp_path / "ledger.db")
+    assert json.loads(ledger.job(receipt["job"]).spec)["skip_succeeded"] == store
+    lines = list(ledger.lines_in(receipt["job"], "skipped"))
+    ledger.record_unsent(receipt["job"], lines)  # as if the run had been killed before it looked at them
+    kill(ledger, receipt["job"])
+    ledger.close()
+    code, (again,), _ = run("redrive", "resume", receipt["job"], "--quiet")
+    assert (code, again["published"], again["why_skipped"]) == (0, 4, {"succeeded": 2})
+
+
+def test_a_broker_that_dies_leaves_a_receipt(
+    url: str, run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shinar.errors import BrokerUnavailable
+
+    class Dying:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def move(self, queue: str, copies: Any) -> Any:
+            raise BrokerUnavailable("it hung up", broker="sqlite", queue=queue)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shinar.redrive.send.route.connect", lambda *given: Dying(connect(*given)))
+        assert main(["redrive", url, "--limit", "4", "--yes"]) == 1
+    out, err = capsys.readouterr()
+    job = re.search(r"redrive (\S+): paused", out)
+    assert job is not None
+    assert "4 not done yet" in out
+    assert "it hung up" in err
+    assert f"shinar redrive resume {job[1]}" in err
+    code, (receipt,), _ = run("redrive", "resume", job[1], "--quiet")
+    assert (code, receipt["published"]) == (0, 4)
+
+
+def test_a_second_redrive_of_the_same_letters_is_told(url: str, run: Run, tmp_path: Path) -> None:
+    from shinar.redrive import Ledger, Redrive, Spec
+
+    ledger = Ledger(tmp_path / "ledger.db")
+    job, _ = Redrive(url, Spec(limit=5), ledger=ledger).prepare()
+    ledger.close()
+    code, (receipt,), _ = run("redrive", url, "--limit", "5", "--yes")
+    assert (code, receipt["claimed"], receipt["published"]) == (1, 5, 0)
+    code, (cancelled,), _ = run("redrive", "cancel", job.id)
+    assert (code, cancelled["receipt"]["left"]) == (0, 0)
+    code, (again,), _ = run("redrive", "resume", receipt["job"], "--quiet")
+    assert (code, again["published"]) == (0, 5)

@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from redrive_letters import body, plant
+from redrive_letters import body, change_job, kill, plant
 from shinar.brokers import Broker, Delivery, Outgoing, connect
 from shinar.clock import PinnedClock
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, judge, redrive_copy
 from shinar.errors import BrokerError, BrokerUnavailable, ContractError, Unsupported, UsageError
 from shinar.idempotency import open_store
-from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec, letters, read
+from shinar.redrive import JobState, Ledger, Line, LineState, Redrive, Spec
+from shinar.redrive.letters.letter import digest_of, read
+from shinar.redrive.letters.read import read_letters
 from shinar.redrive.rehearse import rehearse
 from shinar.settlement import Traits
 from shinar.worker import GiveUp, bypass_external_effects, is_replay
@@ -84,7 +86,7 @@ def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
         time.sleep(0.01)  # jobs are listed by the millisecond they were made in
         assert Redrive(url, ledger=ledger).run().published == 2
         die(broker)
-        ids = [letter.id or "" for letter in letters(broker, "orders.dlq")]
+        ids = [letter.id or "" for letter in read_letters(broker, "orders.dlq")]
         assert ledger.generations(ids) == dict.fromkeys(ids, generation)
     plan = Redrive(url, ledger=ledger).dry_run()
     assert plan.why_skipped == {"loop": 2}
@@ -97,7 +99,7 @@ def test_a_loop_ends(url: str, broker: Broker, ledger: Ledger) -> None:
 def test_a_patched_copy_is_a_new_message_of_the_same_line(url: str, broker: Broker, ledger: Ledger) -> None:
     plant(broker, "orders.dlq", "orders", 1)
     for _ in range(2):
-        old = next(letters(broker, "orders.dlq")).id
+        old = next(read_letters(broker, "orders.dlq")).id
         spec = Spec(sets=("data.amount = 7",))
         assert Redrive(url, spec, ledger=ledger).run().published == 1
         message = judge(bodies(broker, "orders")[0]).message
@@ -160,8 +162,8 @@ def test_choices(scheme: str, url: str, ledger: Ledger, tmp_path: Path) -> None:
     place = url if scheme == "memory" else f"sqlite://{tmp_path}/q.db?queue=orders.dlq"
     broker = connect(place)
     planted = plant(broker, "orders.dlq", "orders", 24)
-    ids = [letter.id or "" for letter in letters(broker, "orders.dlq")]
-    print_ = next(letters(broker, "orders.dlq")).fingerprint
+    ids = [letter.id or "" for letter in read_letters(broker, "orders.dlq")]
+    print_ = next(read_letters(broker, "orders.dlq")).fingerprint
     assert Redrive(place, Spec(fingerprint=print_[:6]), ledger=ledger).dry_run().selected == 2
     assert Redrive(place, Spec(ids=tuple(ids[3:5])), ledger=ledger).dry_run().selected == 2
     assert Redrive(place, Spec(since_ms=1_763_172_600_000 + 2200), ledger=ledger).dry_run().selected >= 1
@@ -194,12 +196,12 @@ def test_a_cut_pauses_and_resume_goes_on(
     planted = plant(broker, "orders.dlq", "orders", 600)
     redrive = Redrive(url, Spec(where="lang = 'python' and reason = 'failed'"), ledger=ledger)
     with monkeypatch.context() as patched:
-        patched.setattr("shinar.redrive.job.connect", lambda *_: Flaky(broker, 1))
-        with pytest.raises(BrokerUnavailable):
-            redrive.run()
+        patched.setattr("shinar.redrive.send.route.connect", lambda *_: Flaky(broker, 1))
+        middle = redrive.run()
     (job,) = ledger.jobs()
-    assert job.state == JobState.PAUSED
-    middle = ledger.receipt(job.id)
+    assert (middle.job, middle.state, job.state) == (job.id, JobState.PAUSED, JobState.PAUSED)
+    assert "cut" in job.note
+    assert not middle.adds_up
     assert 0 < middle.published < middle.selected
     assert middle.selected == middle.published + middle.left
     receipt = Redrive(url, Spec(where="lang = 'python' and reason = 'failed'"), ledger=ledger).resume(job.id)
@@ -217,10 +219,10 @@ def test_an_unchecked_intent_is_told(url: str, broker: Broker, ledger: Ledger, t
     redrive = Redrive(url, to=other, ledger=ledger)
     job, _ = redrive.prepare()
     intents = [
-        msgspec.structs.replace(line, state=LineState.INTENT, copy=digest_of(planted, line))
+        msgspec.structs.replace(line, copy=digest_of(redrive_copy(original(planted, line))))
         for line in ledger.lines_in(job.id, LineState.PLANNED)
     ]
-    ledger.mark(job.id, intents)
+    ledger.record_intent(job.id, intents)
     target = connect(other)
     target.publish("orders", [Outgoing(redrive_copy(planted[0]))])  # the first one did arrive
     receipt = Redrive(url, to=other, ledger=ledger).resume(job.id)
@@ -239,7 +241,8 @@ def test_a_settlement_lost_in_a_crash(url: str, broker: Broker, ledger: Ledger, 
     target = connect(other)
     target.publish("orders", [Outgoing(redrive_copy(dead)) for dead in planted[:2]])
     lines = list(ledger.lines_in(job.id, LineState.PLANNED))
-    ledger.mark(job.id, [msgspec.structs.replace(line, state=LineState.ACKED) for line in lines])
+    ledger.record_acked(job.id, lines)
+    kill(ledger, job.id)
     receipt = Redrive(url, spec, to=other, ledger=ledger).resume(job.id)
     assert (receipt.published, receipt.maybe_twice, receipt.adds_up) == (2, 0, True)
     assert bodies(broker, "orders.dlq") == planted[2:]
@@ -247,11 +250,8 @@ def test_a_settlement_lost_in_a_crash(url: str, broker: Broker, ledger: Ledger, 
     target.close()
 
 
-def digest_of(planted: list[bytes], line: Line) -> str:
-    from hashlib import sha256
-
-    original = next(dead for dead in planted if sha256(dead).hexdigest().startswith(line.digest))
-    return sha256(redrive_copy(original)).hexdigest()[:32]
+def original(planted: list[bytes], line: Line) -> bytes:
+    return next(dead for dead in planted if digest_of(dead) == line.digest)
 
 
 class Refusing(Flaky):
@@ -268,7 +268,7 @@ def test_failures_are_told_and_tried_again(
 ) -> None:
     planted = plant(broker, "orders.dlq", "orders", 24)
     with monkeypatch.context() as patched:
-        patched.setattr("shinar.redrive.job.connect", lambda *_: Refusing(broker, 0))
+        patched.setattr("shinar.redrive.send.route.connect", lambda *_: Refusing(broker, 0))
         receipt = Redrive(url, ledger=ledger).run()
     assert not receipt.adds_up
     assert (receipt.published, receipt.failed, receipt.skipped) == (14, 6, 4)
@@ -285,7 +285,7 @@ def test_the_failure_ratio_stops(
     plant(broker, "orders.dlq", "orders", 1200)
     spec = Spec(where="urn = 'urn:babel:stock:moved'", max_failure_ratio=0.5)
     with monkeypatch.context() as patched:
-        patched.setattr("shinar.redrive.job.connect", lambda *_: Refusing(broker, 0))
+        patched.setattr("shinar.redrive.send.route.connect", lambda *_: Refusing(broker, 0))
         receipt = Redrive(url, spec, ledger=ledger).run()
     assert receipt.state == JobState.PAUSED
     assert 20 <= receipt.failed < 300
@@ -315,8 +315,7 @@ def test_cancelled_from_elsewhere(url: str, broker: Broker, ledger: Ledger) -> N
     plant(broker, "orders.dlq", "orders", 24)
     redrive = Redrive(url, ledger=ledger)
     job, _ = redrive.prepare()
-    ledger.change(job.id, state=JobState.CANCELLED)
-    ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
+    assert not ledger.cancel(job.id)
     receipt = redrive.resume(job.id)
     assert receipt.state == JobState.CANCELLED
     assert receipt.published == 0
@@ -327,10 +326,10 @@ def test_a_second_runner_is_refused(url: str, broker: Broker, ledger: Ledger) ->
     plant(broker, "orders.dlq", "orders", 2)
     redrive = Redrive(url, ledger=ledger)
     job, _ = redrive.prepare()
-    ledger.change(job.id, state=JobState.RUNNING, runner="elsewhere:1", seen_ms=ledger.clock.epoch_ms())
+    change_job(ledger, job.id, state=JobState.RUNNING, runner="elsewhere:1", seen_ms=ledger.clock.epoch_ms())
     with pytest.raises(UsageError, match="elsewhere"):
         redrive.resume(job.id)
-    ledger.change(job.id, seen_ms=0)
+    change_job(ledger, job.id, seen_ms=0)
     assert redrive.resume(job.id).published == 2
 
 
@@ -368,6 +367,22 @@ def test_identical_twins_are_two_messages(url: str, broker: Broker, ledger: Ledg
     receipt = Redrive(url, Spec(where="data.n = 0"), ledger=ledger).run()
     assert (receipt.selected, receipt.published) == (2, 2)
     assert bodies(broker, "orders") == [redrive_copy(twin)] * 2
+
+
+def test_the_order_of_identical_letters_survives_a_kill(ledger: Ledger, tmp_path: Path) -> None:
+    """The queue was turned as far as the second X when the run was killed: X b X a is put right again."""
+    place = f"sqlite://{tmp_path}/q.db?queue=orders.dlq"
+    broker = connect(place)
+    stays, first, second, goes = (body(n, "orders") for n in (1, 2, 3, 0))
+    order = [stays, first, stays, second]
+    broker.publish("orders.dlq", [Outgoing(one) for one in (*order, goes)])
+    job, _ = Redrive(place, Spec(where="data.n = 0"), ledger=ledger).prepare()
+    broker.release(broker.reserve("orders.dlq", 2, 0))
+    assert bodies(broker, "orders.dlq") == [stays, second, goes, stays, first]
+    kill(ledger, job.id)
+    assert Redrive(place, Spec(where="data.n = 0"), ledger=ledger).resume(job.id).published == 1
+    assert bodies(broker, "orders.dlq") == order
+    broker.close()
 
 
 def test_a_rehearsal_touches_nothing(url: str, broker: Broker, ledger: Ledger) -> None:

@@ -99,15 +99,18 @@ def test_files_may_refer_to_each_other_in_a_circle(tmp_path: Path) -> None:
         ({}, r"registry .*registry.json\): cannot be read: No such file"),
         ({"registry.json": "{"}, "is not JSON"),
         ({"registry.json": "[]"}, "is not a JSON object"),
-        ({"registry.json": {"schemas": {}}}, 'needs a list under "schemas"'),
-        ({"registry.json": listing("x")}, "#/schemas/0.*an entry is a JSON object"),
-        ({"registry.json": listing({"schema": "a.json"})}, 'needs a text under "urn"'),
-        ({"registry.json": listing({"urn": "urn:a", "schema": 7})}, 'needs a text under "schema"'),
+        ({"registry.json": {"schemas": {}}}, 'must have a list under "schemas"'),
+        ({"registry.json": listing("x")}, "#/schemas/0.*an entry must be a JSON object"),
+        ({"registry.json": listing({"schema": "a.json"})}, 'must have a text under "urn"'),
+        ({"registry.json": listing({"urn": "urn:a", "schema": 7})}, 'must have a text under "schema"'),
         ({"registry.json": listing({"urn": "urn:a", "schema": "no.json"})}, "no.json.*cannot be read"),
-        ({"registry.json": listing({"urn": "urn:a", "schema": "../x.json"})}, "leaves the registry's folder"),
+        (
+            {"registry.json": listing({"urn": "urn:a", "schema": "../x.json"})},
+            "is outside of the registry's folder",
+        ),
         (
             {"registry.json": listing({"urn": "urn:a", "schema": "/etc/passwd"})},
-            "leaves the registry's folder",
+            "is outside of the registry's folder",
         ),
         (
             {
@@ -128,14 +131,14 @@ def test_files_may_refer_to_each_other_in_a_circle(tmp_path: Path) -> None:
                 "a.json": {"$ref": "b.json#/definitions/none"},
                 "b.json": {},
             },
-            r"\$ref .*a.json\): 'b.json#/definitions/none' leads nowhere",
+            r"\$ref .*a.json\): 'b.json#/definitions/none' does not lead to a schema",
         ),
         (
             {
                 "registry.json": listing({"urn": "urn:a", "schema": "a.json"}),
                 "a.json": {"$ref": "https://acme.example/far.json"},
             },
-            "far.json' leads nowhere",
+            "far.json' does not lead to a schema",
         ),
     ],
 )

@@ -123,11 +123,11 @@ def test_a_schema_that_is_none_is_refused(schema: object, text: str) -> None:
 
 def test_no_reference_is_fetched() -> None:
     registry = Registry.of({"urn:a": {"$ref": "http://127.0.0.1:9/never.json"}})
-    with pytest.raises(ConfigError, match=r"\$ref 'http://127.0.0.1:9/never.json' leads nowhere"):
+    with pytest.raises(ConfigError, match=r"\$ref 'http://127.0.0.1:9/never.json' does not lead to a schema"):
         registry.validate("urn:a", {})
 
 
 def test_a_member_that_must_not_be_there() -> None:
-    with pytest.raises(ContractError, match="must not be there") as caught:
+    with pytest.raises(ContractError, match="is not allowed") as caught:
         Registry.of({"urn:a": prop(False)}).validate("urn:a", {"v": "SECRET"})
     assert "SECRET" not in str(caught.value)

@@ -140,6 +140,10 @@ RULES = [
     ("property_max", 0, 3, 0, {"bq-attempts": "1"}, 1),
     ("property_max", 0, 3, 4, {"bq-attempts": "1"}, 4),
     ("property_max", 0, 3, 1, {"bq-attempts": "1_0"}, 3),
+    ("body_or_property", None, 0, None, {"bq-attempts": 2}, 2),
+    ("body_or_property", None, 3, None, {"bq-attempts": 2}, 3),
+    ("body_or_property", 0, 1, 9, {"bq-attempts": "x"}, 1),
+    ("body_or_property", None, 1, None, {}, 1),
 ]
 
 
@@ -174,10 +178,11 @@ def test_the_gate_stops(value: object) -> None:
 
 
 def test_dead_letter_queue_names() -> None:
-    sqs = Traits(name="sqs", dlq_suffix="-dlq")
+    sqs = Traits(name="sqs", dlq_suffix="-dlq", kind_suffix=".fifo")
     assert dead_letter_queue("a.b", PLAIN) == "a.b.dlq"
     assert dead_letter_queue("orders", sqs) == "orders-dlq"
     assert dead_letter_queue("orders.fifo", sqs) == "orders-dlq.fifo"
+    assert dead_letter_queue("orders.fifo", PLAIN) == "orders.fifo.dlq", "an ending of that broker alone"
     assert dead_letter_queue("orders", PLAIN, "graveyard") == "graveyard"
     for queue, traits in (("orders", PLAIN), ("orders", sqs), ("orders.fifo", sqs)):
         dead = dead_letter_queue(queue, traits)

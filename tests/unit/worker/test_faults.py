@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import threading
 import time
 import uuid
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import pytest
 
-from shinar import Backoff, Limits, Policy, Producer, Worker
+from shinar import Backoff, Handlers, Limits, Policy, Producer, Worker
 from shinar.brokers import Broker, Outgoing, connect
 from shinar.brokers.memory import MemoryBroker
 from shinar.envelope import Message, build, encode
-from shinar.errors import BodyTooLarge, BrokerUnavailable, ContractError, PublishFailed
-from shinar.observe import Metrics
+from shinar.errors import BodyTooLarge, BrokerUnavailable, ConfigError, ContractError, PublishFailed
+from shinar.observe import JsonFormatter, Metrics, TextFormatter
 from shinar.worker import Report, Retry, StopReason
 from shinar.worker import run as run_module
 
@@ -49,6 +51,70 @@ def bench() -> Bench:
 
 
 # -- handlers
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+@pytest.mark.parametrize("level", ["WARNING", "DEBUG"])
+def test_an_exception_without_a_readable_text_is_a_failure_like_any_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    def handle(message: Message) -> None:
+        raise Unreadable
+
+    caplog.set_level(level, logger="shinar.worker")
+    bench.producer.send_many([(URN, {}), (URN, {})])
+    assert bench.run(handle).counts == {"dead_letter": 2}
+    (block, _) = [record["dead_letter"] for record in bench.dead()]
+    assert (block["exception"], block["error"]) == (
+        "Unreadable",
+        "(its text cannot be read: __str__ raised RuntimeError)",
+    )
+    assert "failed: Unreadable: (its text cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_huge_error_text_is_cut_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture, formatter: logging.Formatter
+) -> None:
+    def handle(message: Message) -> None:
+        raise ValueError("x" * 50_000_000)
+
+    caplog.set_level("DEBUG", logger="shinar.worker")  # with the traceback
+    bench.producer.send(URN, {})
+    bench.run(handle)
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert 2_000 < len(formatter.format(record)) < 30_000
+
+
+def test_patterns_take_what_no_exact_urn_does(bench: Bench) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def noting(pattern: str) -> Callable[[Message], None]:
+        return lambda message: seen.append((pattern, message.urn))
+
+    handlers = Handlers()
+    for pattern in ("*", "urn:babel:orders:*", URN, "urn:babel:orders:c*"):
+        handlers.add(pattern, noting(pattern))
+    for urn in (URN, "urn:babel:orders:cancelled", "urn:babel:orders:paid", "other", "urn:babel:orders:*"):
+        bench.producer.send(urn, {})
+    Worker(bench.url, handlers, limits=Limits(until_empty=True, empty_wait_s=0.1)).run()
+    assert seen == [
+        (URN, URN),
+        ("urn:babel:orders:c*", "urn:babel:orders:cancelled"),
+        ("urn:babel:orders:*", "urn:babel:orders:paid"),
+        ("*", "other"),
+        ("urn:babel:orders:*", "urn:babel:orders:*"),
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["urn:*:created", "*:created"])
+def test_a_star_in_the_middle_is_refused(pattern: str) -> None:
+    with pytest.raises(ConfigError, match="prefix"):
+        Handlers({pattern: print})
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 
+import msgspec
 import pytest
 
 from shinar import Backoff, Handlers, Limits, Policy, Producer, Worker
@@ -19,6 +20,7 @@ from shinar.observe import Metrics
 from shinar.worker import (
     Context,
     GiveUp,
+    Report,
     Retry,
     StopReason,
     bypass_external_effects,
@@ -299,14 +301,14 @@ def test_stop_hands_back_the_rest_of_a_chunk_that_turned_slow(bench: Bench) -> N
     slow = threading.Event()
 
     def handle(message: Message) -> None:
-        if message.data["n"] >= 520:  # the first few of a chunk of 250
+        if message.data["n"] >= 504:  # the first few of a chunk of 250
             slow.set()
             time.sleep(0.1)
 
     worker = Worker(bench.url, {URN: handle}, prefetch=500)
     threading.Thread(target=lambda: slow.wait() and worker.stop()).start()
     report = worker.run()
-    assert 520 < report.count("handled") < 530
+    assert 504 < report.count("handled") < 514
     assert report.count("handed_back") > 0
     assert report.received == sum(report.counts.values())
     depth = bench.broker.depth("orders")
@@ -394,3 +396,61 @@ def test_bad_calls_are_refused_before_anything_runs(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="not callable"):
         handlers.add("urn:x", 5)  # type: ignore[arg-type]  # refused at run time
     assert Handlers({"Shout": print}).advice() != []
+
+
+# -- what was never started keeps its attempts; what was delivered too often is dead
+
+
+def test_a_hand_back_before_the_start_costs_no_attempt(bench: Bench) -> None:
+    bench.producer.send_many([(URN, {"n": n}) for n in range(20)])
+    for _ in range(4):
+        report = _stopped_at_its_second_message(bench)
+        assert report.count("handed_back") > 0
+    left = bench.broker.reserve("orders", 100, 0)
+    assert left
+    assert {delivery.native_count for delivery in left} == {0}
+
+
+def _stopped_at_its_second_message(bench: Bench) -> Report:
+    def handle(message: Message) -> None:
+        started.append(message)
+        if len(started) == 2:  # the first comes alone
+            worker.stop()
+            time.sleep(0.1)
+
+    started: list[Message] = []
+    worker = Worker(bench.url, {URN: handle})
+    return worker.run()
+
+
+def test_an_unknown_urn_under_release_costs_no_attempt(bench: Bench) -> None:
+    bench.producer.send("urn:babel:orders:later", {})
+    policy = Policy(on_unknown_urn="release", unknown_urn_release_delay_s=0.0)
+    for _ in range(5):
+        Worker(bench.url, {URN: print}, policy=policy, limits=Limits(max_messages=1)).run()
+    assert [delivery.native_count for delivery in bench.broker.reserve("orders", 1, 0)] == [0]
+
+
+@pytest.mark.parametrize(("lost", "max_attempts", "runs"), [(2, 3, 1), (3, 3, 0), (1, 1, 1), (2, 1, 0)])
+def test_a_message_delivered_too_often_is_dead_before_its_handler_is_called(
+    bench: Bench, lost: int, max_attempts: int, runs: int
+) -> None:
+    bench.producer.send(URN, {})
+    for _ in range(lost):  # as a process that ends leaves it: counted, without an outcome
+        bench.broker.release(bench.broker.reserve("orders", 1, 0))
+    seen: list[Message] = []
+    limits = Limits(until_empty=True, empty_wait_s=0.1)
+    Worker(bench.url, {URN: seen.append}, policy=Policy(max_attempts=max_attempts), limits=limits).run()
+    assert len(seen) == runs
+    blocks = [json.loads(d.body)["dead_letter"] for d in bench.broker.browse("orders.dlq")]
+    assert [(b["reason"], b["exception"], b["attempts"]) for b in blocks] == (
+        [] if runs else [("failed", "WorkerLost", lost)]
+    )
+
+
+def test_attempts_in_the_body_alone_do_not_keep_a_message_from_its_handler(bench: Bench) -> None:
+    body = encode(msgspec.structs.replace(build(URN, {}), attempts=7))
+    bench.broker.publish("orders", [Outgoing(body)])
+    seen: list[Message] = []
+    Worker(bench.url, {URN: seen.append}, limits=Limits(until_empty=True, empty_wait_s=0.1)).run()
+    assert [message.attempts for message in seen] == [7]

@@ -11,7 +11,6 @@ import contextlib
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,14 +19,15 @@ from proton import ProtonException as EngineError
 
 from shinar.brokers.artemis.transport import (
     BROKER,
-    Address,
-    Inbox,
-    Outbox,
+    ArtemisAddress,
+    ReceiveLink,
+    SendLink,
     ask_for_queue,
     dial,
     our_error,
     tls_domain,
 )
+from shinar.clock import SYSTEM
 from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, ConfigError
 
 #: We are gone for the server, and it for us, after this long without a byte; either side sends an
@@ -45,8 +45,8 @@ ACCEPTED, RELEASED, MODIFIED, REJECTED = (
 )
 
 
-class Engine:
-    def __init__(self, address: Address) -> None:
+class ArtemisConnection:
+    def __init__(self, address: ArtemisAddress) -> None:
         self._address = address
         self._turn = threading.Condition()
         #: Why the connection is over; nothing works after it is set.
@@ -54,8 +54,8 @@ class Engine:
         self._closing = False
         self._number = 0
         self._held: dict[int, Any] = {}
-        self._outboxes: dict[str, Outbox] = {}
-        self._inboxes: dict[str, Inbox] = {}
+        self._outboxes: dict[str, SendLink] = {}
+        self._inboxes: dict[str, ReceiveLink] = {}
         self._sock = dial(address)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -81,7 +81,7 @@ class Engine:
 
     # -- links
 
-    def outbox(self, queue: str) -> Outbox:
+    def outbox(self, queue: str) -> SendLink:
         with self._turn:
             box = self._outboxes.get(queue)
             if box is None or box.fault is not None:
@@ -89,11 +89,11 @@ class Engine:
                 link = self._session.sender(f"out-{self._number}-{queue}")
                 link.target.address = queue
                 ask_for_queue(link.target)
-                box = self._outboxes[queue] = Outbox(queue, link)
+                box = self._outboxes[queue] = SendLink(queue, link)
                 self._attach(link, box)
             return box
 
-    def inbox(self, queue: str, *, browse: bool = False, dynamic: bool = False) -> Inbox:
+    def inbox(self, queue: str, *, browse: bool = False, dynamic: bool = False) -> ReceiveLink:
         with self._turn:
             box = None if browse or dynamic else self._inboxes.get(queue)
             if box is None or box.fault is not None:
@@ -106,7 +106,7 @@ class Engine:
                     ask_for_queue(link.source)
                 if browse:
                     link.source.distribution_mode = Terminus.DIST_MODE_COPY
-                box = Inbox(queue, link)
+                box = ReceiveLink(queue, link)
                 self._attach(link, box)
                 if dynamic:
                     box.queue = link.remote_source.address or ""
@@ -114,7 +114,7 @@ class Engine:
                     self._inboxes[queue] = box
             return box
 
-    def detach(self, box: Inbox) -> None:
+    def detach(self, box: ReceiveLink) -> None:
         with self._turn:
             for number, _ in box.arrived:
                 self._settle(number, RELEASED)
@@ -124,7 +124,7 @@ class Engine:
 
     # -- sending
 
-    def send(self, box: Outbox, messages: Sequence[bytes]) -> dict[int, BrokerError]:
+    def send(self, box: SendLink, messages: Sequence[bytes]) -> dict[int, BrokerError]:
         """Hand all over and wait for their outcomes; the answer holds those that were not accepted."""
         timeout_s = self._address.timeout_s
         with self._turn:
@@ -157,7 +157,7 @@ class Engine:
                 box.fault = late
             return failed
 
-    def _send_one(self, box: Outbox, index: int, message: bytes) -> None:
+    def _send_one(self, box: SendLink, index: int, message: bytes) -> None:
         box.tag += 1
         tag = str(box.tag)
         box.pending[tag] = index
@@ -167,7 +167,7 @@ class Engine:
 
     # -- receiving
 
-    def take(self, box: Inbox, limit: int, wait_s: float, ahead: int = 0) -> list[tuple[int, bytes]]:
+    def take(self, box: ReceiveLink, limit: int, wait_s: float, ahead: int = 0) -> list[tuple[int, bytes]]:
         """Up to `limit`. Credit is asked for to that size and given back when it was not used, so
         that nothing piles up here which another worker could do; `ahead` more may follow a full
         batch."""
@@ -190,7 +190,7 @@ class Engine:
                 self._flush()
             return got
 
-    def _recall(self, box: Inbox) -> None:
+    def _recall(self, box: ReceiveLink) -> None:
         """Ask for what is there now and void the rest of the credit: one round trip, and an empty
         answer means an empty queue."""
         box.link.drain(0)
@@ -242,14 +242,14 @@ class Engine:
         if address.user:
             connection.user, connection.password = address.user, address.password
         connection.hostname = address.host
-        connection.container = f"shinar-{id(self):x}-{time.time_ns():x}"
+        connection.container = f"shinar-{id(self):x}-{SYSTEM.epoch_ms():x}"
         transport.idle_timeout = IDLE_S
         transport.bind(connection)
         connection.open()
         self._session = connection.session()
         self._session.open()
 
-    def _attach(self, link: Any, box: Outbox | Inbox) -> None:
+    def _attach(self, link: Any, box: SendLink | ReceiveLink) -> None:
         link.box = box
         link.open()
         self._flush()
@@ -261,13 +261,15 @@ class Engine:
             self._wait(lambda: False, 2.0, box)
             raise self._fault_of(box) or BrokerUnavailable("link refused", broker=BROKER, queue=box.queue)
 
-    def _fault_of(self, box: Outbox | Inbox | None) -> BrokerError | None:
+    def _fault_of(self, box: SendLink | ReceiveLink | None) -> BrokerError | None:
         return self.fault or (box.fault if box is not None else None)
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float, box: Outbox | Inbox | None = None) -> bool:
-        deadline = time.monotonic() + timeout_s
+    def _wait(
+        self, done: Callable[[], bool], timeout_s: float, box: SendLink | ReceiveLink | None = None
+    ) -> bool:
+        deadline = SYSTEM.monotonic_s() + timeout_s
         while not done():
-            left_s = deadline - time.monotonic()
+            left_s = deadline - SYSTEM.monotonic_s()
             if left_s <= 0 or self._fault_of(box) is not None:
                 return False
             self._turn.wait(left_s)
@@ -303,7 +305,7 @@ class Engine:
 
     def _round(self) -> bool:
         with self._turn:
-            due_s = self._transport.tick(time.monotonic())
+            due_s = self._transport.tick(SYSTEM.monotonic_s())
             self._flush()
             unsent = self._transport.pending()
             if self._closing or self._transport.closed or self.fault is not None:
@@ -311,7 +313,7 @@ class Engine:
         watch = select.poll()
         watch.register(self._sock, select.POLLIN | (select.POLLOUT if unsent > 0 else 0))
         watch.register(self._wake_in, select.POLLIN)
-        rest_s = max(0.0, due_s - time.monotonic()) if due_s else IDLE_S / 2
+        rest_s = max(0.0, due_s - SYSTEM.monotonic_s()) if due_s else IDLE_S / 2
         ready = dict(watch.poll(min(rest_s, IDLE_S / 2) * 1000))
         with self._turn:
             if self._wake_in.fileno() in ready:
@@ -350,7 +352,7 @@ class Engine:
     def _on_delivery(self, delivery: Any) -> None:
         link = delivery.link
         box = link.box
-        if isinstance(box, Outbox):
+        if isinstance(box, SendLink):
             self._on_outcome(box, delivery)
         elif delivery.readable and not delivery.partial and not delivery.aborted:
             self._number += 1
@@ -358,7 +360,7 @@ class Engine:
             link.advance()
             self._held[self._number] = delivery
 
-    def _on_outcome(self, box: Outbox, delivery: Any) -> None:
+    def _on_outcome(self, box: SendLink, delivery: Any) -> None:
         state = delivery.remote_state
         if not (delivery.settled or state in (ACCEPTED, REJECTED, RELEASED, MODIFIED)):
             return

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from proton import Message, symbol
 
+from shinar.brokers.artemis.projection import PROJECTION
 from shinar.brokers.artemis.transport import BROKER
 from shinar.brokers.contract import NOTHING, Delivery, Outgoing
 from shinar.brokers.projection import (
@@ -28,7 +29,7 @@ _LAST_MS: Final = 2**53
 
 
 def encode(message: Outgoing, now_ms: int) -> bytes:
-    shown = project("artemis", message)
+    shown = project(PROJECTION, message)
     amqp: Any = Message()
     amqp.durable = True
     try:

@@ -18,7 +18,7 @@ _FULL: Final = frozenset({"amqp:resource-limit-exceeded"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ArtemisAddress:
     host: str
     port: int
     user: str = ""
@@ -46,7 +46,7 @@ def our_error(name: str, text: str, queue: str = "") -> BrokerError:
     return BrokerError(f"{text} ({name})", broker=BROKER, queue=queue)
 
 
-class Outbox:
+class SendLink:
     """A sending link and what is on its way over it."""
 
     def __init__(self, queue: str, link: Any) -> None:
@@ -60,7 +60,7 @@ class Outbox:
         self.fault: BrokerError | None = None
 
 
-class Inbox:
+class ReceiveLink:
     """A receiving link and what has arrived over it and is not taken yet."""
 
     def __init__(self, queue: str, link: Any) -> None:
@@ -76,7 +76,7 @@ def ask_for_queue(terminus: Any) -> None:
     terminus.capabilities.put_object(symbol("queue"))
 
 
-def dial(address: Address) -> socket.socket:
+def dial(address: ArtemisAddress) -> socket.socket:
     try:
         sock = socket.create_connection((address.host, address.port), timeout=address.timeout_s)
     except OSError as exc:
@@ -88,7 +88,7 @@ def dial(address: Address) -> socket.socket:
     return sock
 
 
-def tls_domain(address: Address) -> SSLDomain:
+def tls_domain(address: ArtemisAddress) -> SSLDomain:
     domain = SSLDomain(SSLDomain.MODE_CLIENT)
     authorities = address.tls_ca or ssl.get_default_verify_paths().cafile or ""
     if address.tls_cert:

@@ -1,11 +1,12 @@
 """Kafka: a queue is a topic, a worker is a member of a consumer group, a delay is a tier topic.
 
-What the contract asks for and Kafka lacks is made here from the parts next door: the feed settles
+What the contract asks for and Kafka lacks is made here from the parts next door: the member settles
 single records over a committed position, tiers and a re-injector make delays and counted retries.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +18,20 @@ from shinar.brokers.kafka.client import (
     BROKER,
     DEFAULT_BODY_BYTES,
     OPTIONS,
+    ClusterWatch,
     Record,
-    Sender,
-    Watch,
+    RecordSender,
     settings,
     tiers_of,
     weight,
 )
-from shinar.brokers.kafka.consumer import Feed
-from shinar.brokers.kafka.reader import Reader, commit_group, offsets, read_range
+from shinar.brokers.kafka.consumer import GroupMember
+from shinar.brokers.kafka.reader import LogReader, commit_group, offsets, read_range
 from shinar.brokers.kafka.records import may_outgrow, new_record, parked, unparked
 from shinar.brokers.kafka.reinjector import GROUP_SUFFIX, Reinjector
 from shinar.brokers.kafka.retry_tiers import (
     ATTEMPTS_HEADER,
+    DELAY_HEADER,
     delay_record,
     retry_record,
     retry_topic,
@@ -41,6 +43,8 @@ from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, QueueMissing
 from shinar.settlement.traits import Traits
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "OPTIONS",
@@ -61,8 +65,8 @@ def traits(url: BrokerUrl) -> Traits:
     tiers_ms = tiers_of(url)
     return Traits(
         name=BROKER,
-        binding=BROKER,
         replayable=True,
+        stable_position=True,
         key=True,
         delay=bool(tiers_ms),
         max_delay_s=tiers_ms[-1] / 1000 if tiers_ms else 0.0,
@@ -70,6 +74,7 @@ def traits(url: BrokerUrl) -> Traits:
         # Kafka orders within a partition only.
         ordered=url.option("partitions") == "1",
         attempts="property",
+        release_uncounted=True,
         gate_property="bq-schema-version",
         poison_without_dlq="retry" if tiers_ms else "drop",
     )
@@ -85,15 +90,17 @@ class KafkaBroker:
         self._clock = clock
         self._traits = traits(url)
         self._settings = settings(url)
-        watch = Watch()
+        watch = ClusterWatch()
         self._topics = Topics(self._settings, watch)
-        self._sender = Sender(self._settings, watch, self._topics.limit_bytes)
-        self._feeds: dict[str, Feed] = {}
-        self._reader: Reader | None = None
+        self._sender = RecordSender(self._settings, watch, self._topics.limit_bytes)
+        self._members: dict[str, GroupMember] = {}
+        self._reader: LogReader | None = None
         self._reinjector: Reinjector | None = None
         self._reinjecting: threading.Thread | None = None
         #: When to look next whether a queue has tiers in use; never again once it has.
         self._look_again_s: dict[str, float] = {}
+        #: Tier topics whose mixed delays were told.
+        self._warned: set[str] = set()
 
     @property
     def traits(self) -> Traits:
@@ -111,15 +118,15 @@ class KafkaBroker:
             self._sender.send(queue, (new_record(queue, message, now_ms, oldest_ms) for message in messages))
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
-        feed = self._feeds.get(queue)
-        if feed is None:
+        member = self._members.get(queue)
+        if member is None:
             self._topics.ensure(queue)
-            feed = self._feeds[queue] = Feed(self._settings, queue, self._clock)
+            member = self._members[queue] = GroupMember(self._settings, queue, self._clock)
         self._reinject_if_used(queue)
         try:
-            return feed.take(limit, wait_s)
+            return member.take(limit, wait_s)
         except QueueMissing as exc:
-            if not feed.joined:
+            if not member.joined:
                 raise
             # A cluster that has just started knows none of its topics for a moment. We have read from this
             # one: connecting again finds it, makes it, or says for good that it is missing.
@@ -127,14 +134,14 @@ class KafkaBroker:
             raise BrokerUnavailable(text, broker=BROKER, queue=queue) from exc
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
-        return self._by_feed(deliveries, Feed.finish)
+        return self._by_member(deliveries, GroupMember.finish)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if delay_s <= 0:
-            return self._by_feed(deliveries, Feed.put_back)
+            return self._by_member(deliveries, GroupMember.put_back)
         if not self._settings.tiers_ms or _ms(delay_s) > self._settings.tiers_ms[-1]:
             # No tier holds it that long: we do, and the partition's position waits with us.
-            return self._by_feed(deliveries, partial(Feed.put_back, delay_s=delay_s))
+            return self._by_member(deliveries, partial(GroupMember.put_back, delay_s=delay_s))
         copies = [(delivery, self._held_back(delivery, delay_s)) for delivery in _held(deliveries)]
         self._copy_then_finish(copies)
         return _lapsed(deliveries)
@@ -157,7 +164,7 @@ class KafkaBroker:
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
         """What the group has not finished, in flight or not. A client of its own: many may run."""
         self._commit(queue)
-        reader = Reader(self._settings, self._clock)
+        reader = LogReader(self._settings, self._clock)
         seen = 0
         try:
             for batch in reader.ranges(queue, reader.unconsumed(queue)):
@@ -173,7 +180,7 @@ class KafkaBroker:
         """`ready` is the group's lag: Kafka does not know which of it is being worked on."""
         self._commit(queue)
         if self._reader is None:
-            self._reader = Reader(self._settings, self._clock)
+            self._reader = LogReader(self._settings, self._clock)
         reader = self._reader
         ready = sum(end - start for start, end in reader.unconsumed(queue).values())
         group = self._settings.group + GROUP_SUFFIX
@@ -187,25 +194,25 @@ class KafkaBroker:
         if self._reinjector is not None and self._reinjecting is not None:
             self._reinjector.stop()
             self._reinjecting.join()
-        for feed in self._feeds.values():
-            feed.close()
-        self._feeds.clear()
+        for member in self._members.values():
+            member.close()
+        self._members.clear()
         if self._reader is not None:
             self._reader.close()
         self._sender.close()
 
     # -- settling
 
-    def _by_feed(
-        self, deliveries: Sequence[Delivery], settle: Callable[[Feed, list[Delivery]], Lapsed]
+    def _by_member(
+        self, deliveries: Sequence[Delivery], settle: Callable[[GroupMember, list[Delivery]], Lapsed]
     ) -> Lapsed:
-        if len(self._feeds) == 1:
-            return settle(next(iter(self._feeds.values())), list(deliveries))
+        if len(self._members) == 1:
+            return settle(next(iter(self._members.values())), list(deliveries))
         lapsed: list[Delivery] = []
-        for queue, feed in self._feeds.items():
+        for queue, member in self._members.items():
             mine = [delivery for delivery in deliveries if delivery.queue == queue]
             if mine:
-                lapsed.extend(settle(feed, mine))
+                lapsed.extend(settle(member, mine))
         return tuple(lapsed)
 
     def _copy_then_finish(self, copies: Sequence[tuple[Delivery, Record]]) -> None:
@@ -243,6 +250,7 @@ class KafkaBroker:
         if message.delay_s <= 0:
             return new_record(queue, message, now_ms, self._topics.oldest_stamp_ms(queue, now_ms))
         topic, tier = delay_record(queue, self._settings.tiers_ms, _ms(message.delay_s))
+        self._warn_of_tier(topic, _ms(message.delay_s))
         _, body, key, headers, _ = new_record(queue, message, now_ms)
         return topic, body, key, parked(headers, tier), now_ms
 
@@ -255,11 +263,33 @@ class KafkaBroker:
         key = message.key if message.key is not None else delivery.key
         counted = _counted(delivery, message) if queue == delivery.queue else None
         if counted is not None and self._settings.tiers_ms:
-            topic, tier, _ = retry_record(queue, self._settings.tiers_ms, counted - 1)
+            topic, tier, _ = self._retry_tier(queue, counted, message.delay_s)
             _, body, _, headers, _ = new_record(queue, message, now_ms)
             return topic, body, key, parked(headers, tier), now_ms
         topic, body, _, headers, stamp_ms = self._record(queue, message, now_ms)
         return topic, body, key, headers, stamp_ms
+
+    def _retry_tier(self, queue: str, counted: int, delay_s: float) -> tuple[str, dict[str, str], int]:
+        """The tier of the attempt; a longer one when a longer delay was asked for, as far as there is one."""
+        tiers_ms = self._settings.tiers_ms
+        topic, headers, attempts = retry_record(queue, tiers_ms, counted - 1)
+        wanted_ms = min(_ms(delay_s), tiers_ms[-1])
+        if wanted_ms > int(headers[DELAY_HEADER]):
+            topic, longer = delay_record(queue, tiers_ms, wanted_ms)
+            headers |= longer
+        return topic, headers, attempts
+
+    def _warn_of_tier(self, topic: str, delay_ms: int) -> None:
+        """Once per tier: a record waits behind those of its partition that are due later."""
+        tier = work_topic(topic)
+        tier_ms = self._settings.tiers_ms[tier[1] - 1] if tier else delay_ms
+        if tier_ms != delay_ms and topic not in self._warned:
+            self._warned.add(topic)
+            log.warning(
+                "kafka: a delay of %g s waits on %s with delays of up to %g s and may last as long; for a "
+                "delay on time add %d to ?retry_tiers_ms=, on producers and workers",
+                delay_ms / 1000, topic, tier_ms / 1000, delay_ms,
+            )  # fmt: skip
 
     # -- the re-injector
 
@@ -278,7 +308,7 @@ class KafkaBroker:
 
     def _reinject_tier(self, topic: str) -> None:
         tier = work_topic(topic)
-        if tier is not None and tier[0] in self._feeds and self._settings.reinject:
+        if tier is not None and tier[0] in self._members and self._settings.reinject:
             self._reinject(tier[0])
 
     def _reinject(self, queue: str) -> None:
@@ -294,9 +324,9 @@ class KafkaBroker:
 
     def _commit(self, queue: str) -> None:
         """What this object has finished counts as consumed, also where the keeper is not done yet."""
-        feed = self._feeds.get(queue)
-        if feed is not None:
-            feed.flush()
+        member = self._members.get(queue)
+        if member is not None:
+            member.flush()
 
 
 def _held(deliveries: Sequence[Delivery]) -> list[Delivery]:

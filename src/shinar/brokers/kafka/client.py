@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from shinar.brokers.kafka.retry_tiers import DEFAULT_TIERS_MS, check_tiers
 from shinar.brokers.url import BrokerUrl
+from shinar.clock import SYSTEM
 from shinar.errors import (
     AccessDenied,
     BodyTooLarge,
@@ -105,7 +105,7 @@ def our_error(error: KafkaError, queue: str = "") -> BrokerError:
 
 
 @contextlib.contextmanager
-def kafka_errors(queue: str = "", watch: Watch | None = None) -> Iterator[None]:
+def kafka_errors(queue: str = "", watch: ClusterWatch | None = None) -> Iterator[None]:
     try:
         yield
     except KafkaException as exc:
@@ -116,7 +116,7 @@ def kafka_errors(queue: str = "", watch: Watch | None = None) -> Iterator[None]:
         raise our_error(error, queue) from None
 
 
-class Watch:
+class ClusterWatch:
     """What a client said by callback since the last success: refused logins, a cluster that is gone."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class KafkaSettings:
     #: librdkafka's common configuration, credentials included: never shown.
     common: Mapping[str, Any] = field(repr=False)
     group: str
@@ -157,7 +157,7 @@ class Settings:
         return self.max_body_bytes + _FRAMING_BYTES
 
 
-def settings(url: BrokerUrl) -> Settings:
+def settings(url: BrokerUrl) -> KafkaSettings:
     common: dict[str, Any] = {
         "bootstrap.servers": url.netloc or f"localhost:{url.usual_port}",
         "client.id": "shinar",
@@ -187,7 +187,7 @@ def settings(url: BrokerUrl) -> Settings:
     protocol = url.option("protocol", "classic")
     if protocol not in ("classic", "consumer"):
         raise ConfigError(f"{protocol!r} is neither classic nor consumer", setting="?protocol=")
-    return Settings(
+    return KafkaSettings(
         common=common,
         group=url.option("group") or DEFAULT_GROUP,
         tiers_ms=tiers_of(url),
@@ -218,7 +218,7 @@ def tiers_of(url: BrokerUrl) -> tuple[int, ...]:
         ) from None
 
 
-def group_config(settings: Settings, group: str, watch: Watch) -> dict[str, Any]:
+def group_config(settings: KafkaSettings, group: str, watch: ClusterWatch) -> dict[str, Any]:
     """A member of a group that commits by hand and starts at the oldest record."""
     config = {
         **settings.common,
@@ -241,7 +241,7 @@ def weight(record: Record) -> int:
     return len(body) + len(key or b"") + beside
 
 
-class Sender:
+class RecordSender:
     """Sends batches and returns when every replica that must have them has them (acks=all).
 
     `limit_of` asks a topic for its max.message.bytes. A `stopped` that is set ends the wait for a
@@ -250,8 +250,8 @@ class Sender:
 
     def __init__(
         self,
-        settings: Settings,
-        watch: Watch,
+        settings: KafkaSettings,
+        watch: ClusterWatch,
         limit_of: Callable[[str], int],
         stopped: threading.Event | None = None,
     ) -> None:
@@ -302,10 +302,10 @@ class Sender:
     def _flush(self) -> int:
         """How many are still on their way at the end."""
         # The deadline of each message is the producer's; this one only guards against a hang.
-        deadline_s = time.monotonic() + self._settings.timeout_s + 5
+        deadline_s = SYSTEM.monotonic_s() + self._settings.timeout_s + 5
         while True:
-            left: int = self._producer.flush(min(_SLICE_S, max(0.0, deadline_s - time.monotonic())))
-            if not left or self._stopped.is_set() or time.monotonic() >= deadline_s:
+            left: int = self._producer.flush(min(_SLICE_S, max(0.0, deadline_s - SYSTEM.monotonic_s())))
+            if not left or self._stopped.is_set() or SYSTEM.monotonic_s() >= deadline_s:
                 return left
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,10 +20,18 @@ import msgspec
 from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException, TopicPartition
 
 from shinar.brokers.contract import Delivery, Lapsed
-from shinar.brokers.kafka.client import BROKER, Settings, Watch, group_config, kafka_errors, our_error
-from shinar.brokers.kafka.offsets import HandedBack, Receipt, Track, Unstored, any_unstored
+from shinar.brokers.kafka.client import (
+    BROKER,
+    ClusterWatch,
+    KafkaSettings,
+    group_config,
+    kafka_errors,
+    our_error,
+)  # fmt: skip
+from shinar.brokers.kafka.lag import OtherMembers, behind, refuse
+from shinar.brokers.kafka.offsets import HandedBack, KafkaReceipt, Track, Unstored, any_unstored
 from shinar.brokers.kafka.records import delivery_of
-from shinar.clock import Clock
+from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerUnavailable, ShinarError
 
 log = logging.getLogger(__name__)
@@ -46,12 +53,12 @@ _JOIN_S: Final = 60.0
 _GRACE_S: Final = 1.0
 
 
-class Feed:
-    def __init__(self, settings: Settings, topic: str, clock: Clock) -> None:
+class GroupMember:
+    def __init__(self, settings: KafkaSettings, topic: str, clock: Clock) -> None:
         self.topic = topic
         self._settings = settings
         self._clock = clock
-        self._watch = Watch()
+        self._watch = ClusterWatch()
         self._polling = threading.Lock()
         self._state = threading.Lock()
         self._tracks: dict[int, Track] = {}
@@ -72,6 +79,7 @@ class Feed:
             self._consumer.subscribe(
                 [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
+        self._others = OtherMembers(self._consumer, topic, settings, clock)
         self._keeper = threading.Thread(target=self._keep, name=f"shinar-kafka-{topic}", daemon=True)
         self._keeper.start()
 
@@ -97,7 +105,7 @@ class Feed:
         lapsed: list[Delivery] = []
         with self._state:
             for delivery in deliveries:
-                receipt: Receipt = delivery.receipt
+                receipt: KafkaReceipt = delivery.receipt
                 if not receipt.track.finish(receipt.offset, receipt.turn):
                     lapsed.append(delivery)
             self._unstored.finished(self._clock.monotonic_s())
@@ -110,7 +118,7 @@ class Feed:
         lapsed, due_s = [], self._clock.monotonic_s() + delay_s
         with self._state:
             for delivery in deliveries:
-                receipt: Receipt = delivery.receipt
+                receipt: KafkaReceipt = delivery.receipt
                 if not receipt.held:
                     lapsed.append(delivery)
                 elif not receipt.track.finished(receipt.offset):
@@ -182,25 +190,19 @@ class Feed:
         if out:
             return out
         if wait_s <= 0:
-            wait_s = _GRACE_S if self._behind() else 0.0
+            there = behind(self._consumer, self._tracks.values(), self._settings.timeout_s)
+            wait_s = _GRACE_S if there else 0.0
         deadline = self._clock.monotonic_s() + wait_s
         while not out and (left_s := deadline - self._clock.monotonic_s()) > 0 and not self._closed:
             due_s = self._later.next_s(deadline) - self._clock.monotonic_s()
             out = self._accept([self._consumer.poll(max(0.0, min(left_s, due_s, _SLICE_S)))])
             out += self._ripe(limit - len(out))
             self._commit()  # again, if the last one failed
+        while not out and not self._closed and self._others.may_be_dead(self._tracks.keys()):
+            out = self._accept([self._consumer.poll(_SLICE_S)])
         if out and len(out) < limit:
             out += self._accept(self._consumer.consume(limit - len(out), 0))
         return out
-
-    def _behind(self) -> bool:
-        """Does the cluster have records of ours that the client has not fetched yet?"""
-        for track in self._tracks.values():
-            place = TopicPartition(self.topic, track.number)
-            low, high = self._consumer.get_watermark_offsets(place, timeout=self._settings.timeout_s)
-            if max(track.next_offset, low) < high:
-                return True
-        return False
 
     def _accept(self, messages: Sequence[Any]) -> list[Delivery]:
         self._polled_s = self._clock.monotonic_s()
@@ -227,12 +229,12 @@ class Feed:
                         continue
                     track.verified = True
                 track.took(offset)
-                receipt = Receipt(track, offset, 0, message)
+                receipt = KafkaReceipt(track, offset, 0, message)
                 out.append(delivery_of(message, self.topic, receipt, now_ms, f"{number}:{offset}"))
         for track in doubtful:
             self._ask_again(track)
         for error in faults:
-            self._refuse(error)
+            refuse(error, self.topic, self._watch)
         return out
 
     def _ask_again(self, track: Track) -> None:
@@ -241,14 +243,6 @@ class Feed:
         with contextlib.suppress(KafkaException):  # then the next record raises the same doubt
             self._consumer.seek(TopicPartition(self.topic, track.number, track.next_offset))
             track.verified = True
-
-    def _refuse(self, error: KafkaError) -> None:
-        if error.code() in (KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED):
-            return  # the second comes with on_lost, which is where it is dealt with
-        if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-            self._watch.note(error)
-            return
-        raise our_error(error, self.topic)
 
     def _complain_if_down(self) -> None:
         if not (self._watch.down or self._watch.denied):
@@ -310,6 +304,7 @@ class Feed:
         else:
             consumer.assign(starts)
         self.joined = True
+        self._others.rebalanced()
 
     def _start(self, place: Any) -> Any:
         """Where to read a partition from: where we stopped, if it only went round in a rebalance."""
@@ -376,7 +371,7 @@ class Feed:
     def _keep(self) -> None:
         while not self._closed:
             if self._wake.wait(_ANSWER_S if self._unsaved() else _KEEP_ALIVE_S):
-                time.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
+                SYSTEM.sleep(_ANSWER_S)  # a busy caller commits by itself, with its next reserve
             self._wake.clear()
             # While the caller polls it does all of this itself.
             if self._polling.acquire(blocking=False):

@@ -109,7 +109,7 @@ def any_unstored(tracks: Iterable[Track]) -> bool:
     return any(track.sent != track.committed or track.due() is not None for track in tracks)
 
 
-class Receipt(msgspec.Struct, frozen=True, gc=False):
+class KafkaReceipt(msgspec.Struct, frozen=True, gc=False):
     track: Track
     offset: int
     turn: int

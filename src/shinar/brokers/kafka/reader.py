@@ -8,7 +8,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from shinar.brokers.contract import Delivery
-from shinar.brokers.kafka.client import BROKER, Settings, Watch, kafka_errors, our_error, settings
+from shinar.brokers.kafka.client import BROKER, ClusterWatch, KafkaSettings, kafka_errors, our_error, settings
 from shinar.brokers.kafka.records import delivery_of
 from shinar.brokers.kafka.topics import Topics
 from shinar.brokers.registry import parse
@@ -31,13 +31,13 @@ _NO_COORDINATOR_YET: Final = frozenset(
 _COORDINATOR_PAUSE_S: Final = 0.2
 
 
-class Reader:
+class LogReader:
     """A client that joins no group. `group` only says whose stored offsets it looks at."""
 
-    def __init__(self, settings: Settings, clock: Clock = SYSTEM) -> None:
+    def __init__(self, settings: KafkaSettings, clock: Clock = SYSTEM) -> None:
         self._settings = settings
         self._clock = clock
-        self._watch = Watch()
+        self._watch = ClusterWatch()
         self._topics = Topics(settings, self._watch)
         with kafka_errors():
             self._consumer = Consumer(
@@ -196,5 +196,5 @@ def commit_group(url: str | BrokerUrl, topic: str, offsets: Mapping[int, int]) -
         reader.close()
 
 
-def _reader(url: str | BrokerUrl) -> Reader:
-    return Reader(settings(parse(url) if isinstance(url, str) else url))
+def _reader(url: str | BrokerUrl) -> LogReader:
+    return LogReader(settings(parse(url) if isinstance(url, str) else url))

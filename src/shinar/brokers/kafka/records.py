@@ -8,14 +8,15 @@ from typing import Any, Final
 
 from shinar.brokers.contract import NOTHING, Delivery, Facts, Outgoing
 from shinar.brokers.kafka.client import Record
+from shinar.brokers.kafka.projection import PROJECTION
 from shinar.brokers.kafka.retry_tiers import DELAY_HEADER, ORIGINAL_TOPIC_HEADER
-from shinar.brokers.projection import RESERVED, TABLES, facts_of
+from shinar.brokers.projection import RESERVED, facts_of
 
 #: Names that only mean something while a record is parked on a tier.
 PARKING: Final = frozenset({DELAY_HEADER, ORIGINAL_TOPIC_HEADER})
 _OURS: Final = RESERVED | PARKING
-_NAMES: Final = tuple(TABLES["kafka"])
-_values: Final = attrgetter(*(fact for _, fact, _ in TABLES["kafka"].values()))
+_NAMES: Final = tuple(PROJECTION)
+_values: Final = attrgetter(*(fact for _, fact, _ in PROJECTION.values()))
 #: A cluster refuses a timestamp an hour ahead; one that far off is a damaged `created_at` anyway.
 _FUTURE_MS: Final = 60_000
 

@@ -1,4 +1,4 @@
-"""Writes parked records back to their work topic once they are due (RULES chapter 16).
+"""Writes parked records back to their work topic once they are due (contract rules, chapter 16).
 
 Every worker runs one in a thread of its own; a cluster with many workers shares the work by
 consumer group. Value, key and all headers but the two of the tier stay as they are.
@@ -15,7 +15,15 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-from shinar.brokers.kafka.client import Record, Sender, Settings, Watch, group_config, kafka_errors, settings
+from shinar.brokers.kafka.client import (
+    ClusterWatch,
+    KafkaSettings,
+    Record,
+    RecordSender,
+    group_config,
+    kafka_errors,
+    settings,
+)
 from shinar.brokers.kafka.records import unparked
 from shinar.brokers.kafka.retry_tiers import (
     DELAY_HEADER,
@@ -53,15 +61,15 @@ class Reinjector:
     """`run` until `stop`. Give the URL the workers have, and the work topics, not the tiers."""
 
     def __init__(self, url: str | BrokerUrl, topics: Sequence[str], clock: Clock = SYSTEM) -> None:
-        self._settings: Settings = settings(parse(url) if isinstance(url, str) else url)
+        self._settings: KafkaSettings = settings(parse(url) if isinstance(url, str) else url)
         if not self._settings.tiers_ms or not topics:
             raise ConfigError("a re-injector needs retry tiers and at least one work topic")
         self._clock = clock
-        self._watch = Watch()
+        self._watch = ClusterWatch()
         self._stopped = threading.Event()
         patience_s = min(_ASK_S, self._settings.timeout_s)
         self._cluster = Topics(replace(self._settings, timeout_s=patience_s), self._watch)
-        self._sender = Sender(
+        self._sender = RecordSender(
             replace(self._settings, max_body_bytes=_ANY_BYTES),
             self._watch,
             self._cluster.limit_bytes,

@@ -1,4 +1,4 @@
-"""Kafka's retry tiers as pure functions (RULES chapter 16): which topic, which headers, when due.
+"""Kafka's retry tiers as pure functions (contract rules, chapter 16): which topic, which headers, when due.
 
 Kafka cannot hold a record back, so a delayed one is parked on `<work>.retry.<n>` and written back
 by a re-injector once its time has come. Nothing here knows a client, a clock or an envelope.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in its stubs
 from confluent_kafka.cimpl import NewTopic
 
-from shinar.brokers.kafka.client import BROKER, MISSING, Settings, Watch, kafka_errors, our_error
+from shinar.brokers.kafka.client import BROKER, MISSING, ClusterWatch, KafkaSettings, kafka_errors, our_error
+from shinar.clock import SYSTEM
 from shinar.errors import BrokerUnavailable, ConfigError, QueueMissing
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def is_topic(name: str) -> bool:
 class Topics:
     """Knows which topics exist, and makes those that do not unless told otherwise."""
 
-    def __init__(self, settings: Settings, watch: Watch) -> None:
+    def __init__(self, settings: KafkaSettings, watch: ClusterWatch) -> None:
         self._settings = settings
         self._watch = watch
         self._known: set[str] = set()
@@ -98,9 +98,9 @@ class Topics:
 
     def _describe(self, topic: str) -> Any:
         client = self._client()
-        deadline_s = time.monotonic() + self._settings.timeout_s
+        deadline_s = SYSTEM.monotonic_s() + self._settings.timeout_s
         while True:
-            left_s = max(0.1, deadline_s - time.monotonic())
+            left_s = max(0.1, deadline_s - SYSTEM.monotonic_s())
             try:
                 with kafka_errors(topic, self._watch):
                     try:
@@ -108,9 +108,9 @@ class Topics:
                     finally:
                         client.poll(0)
             except BrokerUnavailable:
-                if time.monotonic() >= deadline_s:
+                if SYSTEM.monotonic_s() >= deadline_s:
                     raise
-                time.sleep(0.1)
+                SYSTEM.sleep(0.1)
                 continue
             self._watch.clear()
             return found
@@ -124,12 +124,12 @@ class Topics:
             except KafkaException as exc:
                 if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
-        deadline = time.monotonic() + _LEADER_WAIT_S
-        while time.monotonic() < deadline:
+        deadline = SYSTEM.monotonic_s() + _LEADER_WAIT_S
+        while SYSTEM.monotonic_s() < deadline:
             found = self._describe(topic)
             if found.error is None and all(part.leader >= 0 for part in found.partitions.values()):
                 return
-            time.sleep(0.05)
+            SYSTEM.sleep(0.05)
         raise BrokerUnavailable(
             "the new topic has no leader yet; check the cluster's health", broker=BROKER, queue=topic
         )

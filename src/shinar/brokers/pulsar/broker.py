@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
 import pulsar
 
 from shinar.brokers.contract import NOTHING, Broker, Delivery, Depth, Lapsed, Outgoing
@@ -24,6 +23,8 @@ from shinar.brokers.projection import (
 from shinar.brokers.pulsar.admin import Admin
 from shinar.brokers.pulsar.client import BROKER, Parcel, open_client, pulsar_errors, send_all
 from shinar.brokers.pulsar.handshake import greet
+from shinar.brokers.pulsar.projection import PROJECTION
+from shinar.brokers.pulsar.subscription import PulsarReceipt, Subscription
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import (
@@ -63,11 +64,13 @@ _GRACE_MS: Final = 50
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name=BROKER,
-        binding=BROKER,
         key=True,
         max_body_bytes=int(url.number("max_body_bytes", DEFAULT_BODY_BYTES, least=1)),
         attempts="property_max",
         count_base=0,
+        # A lost consumer's messages come back with the count they had; only a negative ack counts.
+        crash_counts=False,
+        stable_position=True,
         gate_property="bq-schema-version",
         release_to="front",
         browse=bool(url.option("admin")),
@@ -77,14 +80,6 @@ def traits(url: BrokerUrl) -> Traits:
 
 def connect(url: BrokerUrl, clock: Clock) -> Broker:
     return PulsarBroker(url, clock)
-
-
-class Receipt(msgspec.Struct, frozen=True, eq=False):
-    consumer: Any
-    message: Any
-
-    def __repr__(self) -> str:
-        return f"Receipt({self.message.message_id()})"
 
 
 class PulsarBroker:
@@ -107,7 +102,7 @@ class PulsarBroker:
             self._max_body_bytes = min(self._max_body_bytes, max(1, server_bytes - _FRAMING_BYTES))
         self._client = open_client(url, self._timeout_s)
         self._producers: dict[str, Any] = {}
-        self._consumers: dict[str, Any] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._closed = False
 
     @property
@@ -119,26 +114,33 @@ class PulsarBroker:
         self._send(queue, map(_parcel, messages, keys), len(keys))
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
-        consumer = self._consumers.get(queue)
+        source = self._subscriptions.get(queue)
         wait_ms = int(wait_s * 1000) or _GRACE_MS
-        if consumer is None:
-            consumer = self._consumers[queue] = self._subscribe(queue, self._prefetch)
+        if source is None:
+            source = self._subscriptions[queue] = Subscription(self._subscribe(queue, self._prefetch))
             wait_ms = max(wait_ms, _FIRST_GRACE_MS)
-        messages = _receive(consumer, queue, limit, wait_ms)
-        if not messages and not consumer.is_connected():
+        messages = _receive(source.consumer, queue, limit, wait_ms)
+        if not messages and not source.consumer.is_connected():
+            source.look()
             raise BrokerUnavailable("not connected; the client keeps trying", broker=BROKER, queue=queue)
         now_ms = self._clock.epoch_ms()
-        return [_delivery(message, queue, Receipt(consumer, message), now_ms) for message in messages]
+        return [_delivery(message, queue, source.receipt(message), now_ms) for message in messages]
 
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
+        """Also what an earlier connection received: the server takes it, and it need not be handled again
+        if nobody has it yet. It counts as lapsed all the same."""
         lapsed = self._lapsed(deliveries)
         with pulsar_errors():
-            for delivery in self._held(deliveries):
-                delivery.receipt.consumer.acknowledge(delivery.receipt.message)
+            for delivery in deliveries:
+                source = self._subscriptions.get(delivery.queue)
+                if source is not None and delivery.receipt.consumer is source.consumer:
+                    source.consumer.acknowledge(delivery.receipt.message)
+                    source.settled(delivery.receipt.message)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         held = self._held(deliveries)
+        lapsed = self._lapsed(deliveries)
         if checked_delay_s(BROKER, delay_s) > 0:
             for queue in {delivery.queue for delivery in held}:
                 mine = [delivery for delivery in held if delivery.queue == queue]
@@ -147,7 +149,8 @@ class PulsarBroker:
             with pulsar_errors():
                 for delivery in held:
                     delivery.receipt.consumer.negative_acknowledge(delivery.receipt.message)
-        return self._lapsed(deliveries)
+                    self._subscriptions[delivery.queue].settled(delivery.receipt.message)
+        return lapsed
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         held = [(delivery, message) for delivery, message in copies if self._is_held(delivery)]
@@ -159,7 +162,9 @@ class PulsarBroker:
         return self._lapsed([delivery for delivery, _ in copies])
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
-        """Nothing to do: a message is ours until we settle it or the connection ends."""
+        """A message is ours until we settle it or the connection ends; there is nothing to renew."""
+        for queue in {delivery.queue for delivery in deliveries} & self._subscriptions.keys():
+            self._subscriptions[queue].look()
         return self._lapsed(deliveries)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
@@ -211,7 +216,7 @@ class PulsarBroker:
         if self._closed:
             return
         self._closed = True
-        for resource in (*self._consumers.values(), self._client):
+        for resource in (*(source.consumer for source in self._subscriptions.values()), self._client):
             # A line that is dead already needs no goodbye.
             with suppress(BrokerUnavailable), pulsar_errors():
                 resource.close()
@@ -235,7 +240,7 @@ class PulsarBroker:
     def _producer(self, queue: str) -> Any:
         producer = self._producers.get(queue)
         if producer is None:
-            if self._declare and queue not in self._consumers:
+            if self._declare and queue not in self._subscriptions:
                 self._declare_subscription(queue)
             with pulsar_errors(queue):
                 producer = self._producers[queue] = self._client.create_producer(
@@ -280,7 +285,14 @@ class PulsarBroker:
 
     def _is_held(self, delivery: Delivery) -> bool:
         """Still ours: what an earlier connection received, the server has handed out again."""
-        return not self._closed and delivery.receipt.consumer is self._consumers.get(delivery.queue)
+        source = self._subscriptions.get(delivery.queue)
+        receipt: PulsarReceipt = delivery.receipt
+        return (
+            not self._closed
+            and source is not None
+            and receipt.consumer is source.consumer
+            and receipt.connection == source.connection
+        )
 
     def _held(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         return [delivery for delivery in deliveries if self._is_held(delivery)]
@@ -306,7 +318,7 @@ def _next(reader: Any, queue: str) -> Any:
         return reader.read_next(10_000) if reader.has_message_available() else None
 
 
-def _delivery(message: Any, queue: str, receipt: Receipt | None, now_ms: int) -> Delivery:
+def _delivery(message: Any, queue: str, receipt: PulsarReceipt | None, now_ms: int) -> Delivery:
     properties = message.properties()
     ours = contract_properties(properties)
     users = user_headers(properties)
@@ -324,12 +336,12 @@ def _delivery(message: Any, queue: str, receipt: Receipt | None, now_ms: int) ->
         message.redelivery_count(),
         now_ms,
         None,
-        f"{place.ledger_id()}:{place.entry_id()}",
+        f"{place.ledger_id()}:{place.entry_id()}:{place.batch_index()}",
     )
 
 
 def _parcel(message: Outgoing, key: str | None) -> Parcel:
-    properties = {name: str(value) for name, value in project(BROKER, message).headers.items()}
+    properties = {name: str(value) for name, value in project(PROJECTION, message).headers.items()}
     properties.pop(DELAY_PROPERTY, None)
     if message.delay_s > 0:
         properties[DELAY_PROPERTY] = str(round(message.delay_s * 1000))

@@ -13,7 +13,7 @@ from pika import exceptions
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.projection import contract_properties, user_headers
 from shinar.brokers.rabbitmq.connection import IoThread, Link
-from shinar.brokers.rabbitmq.consumer import Consumer, Receipt
+from shinar.brokers.rabbitmq.consumer import QueueConsumer, RabbitReceipt
 from shinar.brokers.rabbitmq.errors import incomplete, translated
 from shinar.brokers.rabbitmq.frames import Content, properties_of
 from shinar.brokers.rabbitmq.properties import BROKER_HEADERS, as_it_came, piece
@@ -33,7 +33,7 @@ OPTIONS: Final = frozenset(
 )  # fmt: skip
 
 #: Longest delay: the broker keeps times in unsigned 32-bit milliseconds, and a delay queue must outlive it.
-MAX_DELAY_S: Final = 4_000_000.0
+_TTL_LIMIT_S: Final = 4_000_000.0
 #: A delay queue declared this recently need not be declared again, in seconds.
 DELAY_QUEUE_FRESH_S: Final = 10.0
 DELIVERY_COUNT: Final = "x-delivery-count"
@@ -48,10 +48,12 @@ NATIVE: Final = ("type", "correlation_id", "message_id", "app_id", "content_type
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="rabbitmq",
-        binding="rabbitmq",
-        max_delay_s=MAX_DELAY_S,
+        max_delay_s=_TTL_LIMIT_S,
+        attempts="body_or_property",
+        attempts_property="x-attempts",
         count_base=0 if _queue_type(url) == "quorum" else None,
         release_to="front" if _queue_type(url) == "quorum" else "place",
+        release_uncounted=_queue_type(url) == "classic",
         marks_redelivery=True,
         browse=False,
     )
@@ -114,7 +116,7 @@ class RabbitBroker:
         self._publisher: Publisher | None = None
         self._publish_link: Link | None = None
         self._consume_link: Link | None = None
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, QueueConsumer] = {}
         try:
             with translated(""):
                 # The first connection proves address and password; its first user keeps it.
@@ -143,12 +145,12 @@ class RabbitBroker:
             self._publisher = Publisher(self._publish_link, 2 * self._timeout_s)
         return self._publisher
 
-    def _consuming(self, queue: str) -> Consumer:
+    def _consuming(self, queue: str) -> QueueConsumer:
         self._consume_link = self._link(self._consume_link)
         found = self._consumers.get(queue)
         if found is None or found.ended is not None or found.cancelled:
             self._declare(self._consume_link, queue)
-            found = self._consumers[queue] = Consumer(self._consume_link, queue)
+            found = self._consumers[queue] = QueueConsumer(self._consume_link, queue)
         return found
 
     # -- queues
@@ -165,9 +167,10 @@ class RabbitBroker:
         self._known.add(queue)
 
     def _delay_queue(self, link: Link, queue: str, delay_s: float) -> str:
-        if delay_s > MAX_DELAY_S:
+        longest_s = self.traits.max_delay_s
+        if longest_s is not None and delay_s > longest_s:
             raise Unsupported(
-                "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {MAX_DELAY_S:g} s; send it later"
+                "rabbitmq", f"delay by {delay_s:g} s", f"the longest is {longest_s:g} s; send it later"
             )
         delay_ms = delay_steps_ms(delay_s)
         known = self._delay_queues.get((queue, delay_ms))
@@ -232,7 +235,7 @@ class RabbitBroker:
         return Delivery(
             body=content.body,
             queue=queue,
-            receipt=Receipt(life, content.tag),
+            receipt=RabbitReceipt(life, content.tag),
             headers=headers,
             properties={name: native[name] for name in NATIVE if name in native} | properties,
             native_count=int(count) if isinstance(count, int) else None,
@@ -243,7 +246,7 @@ class RabbitBroker:
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle(deliveries)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if delay_s <= 0:
             return self._settle(deliveries, requeue=True)
         held, lapsed = self._split(deliveries)
@@ -307,7 +310,9 @@ class RabbitBroker:
             lapsed += [delivery for delivery in part if delivery.receipt.tag not in done]
         return tuple(lapsed)
 
-    def _by_consumer(self, deliveries: Sequence[Delivery]) -> list[tuple[Consumer | None, list[Delivery]]]:
+    def _by_consumer(
+        self, deliveries: Sequence[Delivery]
+    ) -> list[tuple[QueueConsumer | None, list[Delivery]]]:
         lives = {consumer.life: consumer for consumer in self._consumers.values() if consumer.ended is None}
         parts: dict[str, list[Delivery]] = {}
         for delivery in deliveries:

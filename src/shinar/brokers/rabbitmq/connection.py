@@ -18,7 +18,7 @@ import pika
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
 
-from shinar.brokers.rabbitmq.frames import Content, Stream, Tap
+from shinar.brokers.rabbitmq.frames import Content, FrameStream, Tap
 
 #: Largest single write to the socket.
 WRITE_BYTES: Final = 256 * 1024
@@ -42,7 +42,7 @@ class _Connection(pika.SelectConnection):  # type: ignore[misc]  # pika has no t
     def __init__(self, loop: IOLoop, *args: Any, **kwargs: Any) -> None:
         self._loop = loop
         self._outbox: list[bytes] = []
-        self.stream = Stream(self._pass_on)
+        self.stream = FrameStream(self._pass_on)
         super().__init__(*args, custom_ioloop=loop, **kwargs)
 
     def _adapter_emit_data(self, data: bytes) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from pika.exceptions import AMQPError, ConsumerCancelled
 
 from shinar.brokers.rabbitmq.connection import Link
 from shinar.brokers.rabbitmq.frames import Content
+from shinar.clock import SYSTEM
 
 #: How long a consumer outlives the last question, in seconds.
 IDLE_S: Final = 0.1
@@ -34,13 +34,13 @@ READ_AHEAD_AFTER: Final = 3
 MAX_PREFETCH: Final = 65535
 
 
-class Receipt(NamedTuple):
+class RabbitReceipt(NamedTuple):
     #: Name of the channel's life: its deliveries end with it.
     life: str
     tag: int
 
 
-class Consumer:
+class QueueConsumer:
     def __init__(self, link: Link, queue: str) -> None:
         self.life = secrets.token_hex(8)
         self._link = link
@@ -85,14 +85,14 @@ class Consumer:
     def take(self, limit: int, wait_s: float) -> list[Content]:
         with self._lock:
             self._asking = True
-            self._streak = self._streak + 1 if time.monotonic() - self._last_asked < IDLE_S else 0
+            self._streak = self._streak + 1 if SYSTEM.monotonic_s() - self._last_asked < IDLE_S else 0
         try:
             if not self.buffer:
                 self._fill(limit, wait_s)
             with self._lock:
                 return [self.buffer.popleft() for _ in range(min(limit, len(self.buffer)))]
         finally:
-            self._last_asked = time.monotonic()
+            self._last_asked = SYSTEM.monotonic_s()
             self._asking = False
 
     def _fill(self, limit: int, wait_s: float) -> None:
@@ -123,7 +123,9 @@ class Consumer:
     def _start(self, answer: Future[None], limit: int, *, probe: bool) -> None:
         """Have the consumer running with credit left. A fresh one, or a probe, is answered when what
         the server has is here."""
-        ahead = min(limit * 2 if self._streak >= READ_AHEAD_AFTER else limit, MAX_PREFETCH)
+        # Whoever asks for one wants no other in hand: what is read ahead is lost with a process that ends.
+        reads_ahead = limit > 1 and self._streak >= READ_AHEAD_AFTER
+        ahead = min(limit * 2 if reads_ahead else limit, MAX_PREFETCH)
         running = self._consumer_tag is not None and self._prefetch >= max(ahead, len(self._charged) + 1)
         if running and not probe:
             answer.set_result(None)
@@ -197,7 +199,7 @@ class Consumer:
             self._watched = False
             return
         with self._lock:
-            if self._asking or time.monotonic() - self._last_asked < IDLE_S:
+            if self._asking or SYSTEM.monotonic_s() - self._last_asked < IDLE_S:
                 self._link.later(IDLE_S, self._stop_if_idle)
                 return
             back = {content.tag for content in self.buffer}

@@ -81,7 +81,7 @@ class Tap:
             self._deliver(Content(tag, consumer, self._properties, body, second))
 
 
-class Stream:
+class FrameStream:
     """Splits what a socket gave into frames for taps and the rest, keeping their order: a delivery
     must not overtake the answer that was sent before it."""
 

@@ -11,6 +11,7 @@ import pika
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.projection import project
 from shinar.brokers.rabbitmq.frames import without
+from shinar.brokers.rabbitmq.projection import PROJECTION
 from shinar.brokers.rabbitmq.publisher import Piece
 from shinar.errors import Unsupported
 
@@ -28,7 +29,7 @@ _WIDEST: Final = 4
 
 
 def piece(message: Outgoing, queue: str) -> Piece:
-    projected = project("rabbitmq", message)
+    projected = project(PROJECTION, message)
     headers = dict(projected.headers)
     longest = sum(len(name) + len(value) for name, value in headers.items() if isinstance(value, str))
     if longest * _WIDEST > MAX_HEADERS_BYTES:

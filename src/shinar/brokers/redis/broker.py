@@ -1,12 +1,11 @@
-"""Redis lists and sorted sets as queues, in both layouts of the contract (RULES chapter 14).
-The queue's own mechanics are in redis_queue, the sleeping in redis_wait."""
+"""Redis lists and sorted sets as queues, in both layouts of the contract (contract rules,
+chapter 14). The queue's own mechanics are in `queue`, the sleeping in `wakeup`."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import redis
@@ -14,29 +13,32 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from shinar.brokers.contract import NOTHING, Delivery, Depth, Lapsed, Outgoing
+from shinar.brokers.redis.errors import translated
 from shinar.brokers.redis.frame import frame, unframe
 from shinar.brokers.redis.keys import DEFAULT_PREFIX, DEFAULT_RETRY_AFTER_S, Layout
-from shinar.brokers.redis.queue import RedisQueue, Reservation, Settings, Step, Write, open_queue
-from shinar.brokers.redis.wakeup import Watch
+from shinar.brokers.redis.queue import (
+    RedisQueue,
+    RedisSettings,
+    RedisStep,
+    RedisWrite,
+    Reservation,
+    open_queue,
+)
+from shinar.brokers.redis.wakeup import QueueWatch
 from shinar.brokers.tls import tls_context
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
-from shinar.errors import (
-    AccessDenied,
-    BodyTooLarge,
-    BrokerError,
-    BrokerFull,
-    BrokerUnavailable,
-    ConfigError,
-    ProtocolViolation,
-    Unsupported,
-)
+from shinar.errors import BodyTooLarge, ConfigError, Unsupported
 from shinar.settlement.traits import Traits
 
+log = logging.getLogger(__name__)
+
+RECEIPT: Final = Reservation
 OPTIONS: Final = frozenset(
     {
-        "layout", "laravel", "prefix", "retry_after", "lease_s", "adopt_s", "migration_batch_size",
-        "hash_tags", "cluster", "timeout_s", "tls_ca", "tls_cert", "tls_key", "tls_verify",
+        "layout", "laravel", "prefix", "retry_after", "lease_s", "adopt_s", "adopt_counts", "headers",
+        "migration_batch_size", "hash_tags", "cluster", "timeout_s", "tls_ca", "tls_cert", "tls_key",
+        "tls_verify",
     }
 )  # fmt: skip
 
@@ -48,17 +50,13 @@ WAIT_SLICE_S: Final = 1.0
 WAIT_LEAST_S: Final = 0.005
 #: Pause when all that is ready waits for an identical twin to be settled.
 TWIN_PAUSE_S: Final = 0.1
-BROWSE_PAGE: Final = 100
 #: The only header that must not be dropped: without it a redrive repeats side effects.
 BYPASS_HEADER: Final = "bq-replay-bypass"
-
-#: Answers of a server that will take the same command later: replicas missing, a failover, a long script.
-_PASSING: Final = re.compile(r"\b(NOREPLICAS|MASTERDOWN|BUSY|TRYAGAIN)\b")
 
 _T = TypeVar("_T")
 
 
-def settings(url: BrokerUrl) -> Settings:
+def settings(url: BrokerUrl) -> RedisSettings:
     layout = url.option("layout", "laravel" if url.flag("laravel") else "processing")
     layouts: dict[str, Layout] = {"processing": "processing", "legacy": "processing", "laravel": "laravel"}
     if layout not in layouts:
@@ -74,7 +72,9 @@ def settings(url: BrokerUrl) -> Settings:
         raise ConfigError(
             "is for the processing layout; Laravel's has deadlines for all", setting="?adopt_s="
         )
-    return Settings(
+    if url.flag("adopt_counts") and not adopt_s:
+        raise ConfigError("counts what ?adopt_s= brings back; set that too", setting="?adopt_counts=")
+    return RedisSettings(
         layout=layouts[layout],
         # With none at all the same message would go to everybody who asks.
         retry_after_s=None if never else url.number(name, DEFAULT_RETRY_AFTER_S, least=0.001),
@@ -82,6 +82,8 @@ def settings(url: BrokerUrl) -> Settings:
         prefix=url.option("prefix", DEFAULT_PREFIX),
         hash_tags=url.flag("hash_tags") or url.flag("cluster"),
         adopt_s=adopt_s or None,
+        adopt_counts=url.flag("adopt_counts"),
+        headers=layouts[layout] == "processing" and url.flag("headers", True),
     )
 
 
@@ -89,7 +91,7 @@ def traits(url: BrokerUrl) -> Traits:
     chosen = settings(url)
     return Traits(
         name="redis",
-        headers=chosen.layout == "processing",
+        headers=chosen.headers,
         max_body_bytes=MAX_BODY_BYTES,
         lease_s=chosen.retry_after_s,
         lapse_counts=chosen.layout == "laravel",
@@ -97,6 +99,7 @@ def traits(url: BrokerUrl) -> Traits:
         portable_receipts=True,
         atomic_move=not chosen.hash_tags,
         release_to="back",
+        release_uncounted=True,
         poison_without_dlq="dead_letter",
     )
 
@@ -104,7 +107,7 @@ def traits(url: BrokerUrl) -> Traits:
 def connect(url: BrokerUrl, clock: Clock) -> RedisBroker:
     chosen = settings(url)
     client = _client(url)
-    with _translated(""):
+    with translated(""):
         client.ping()
     return RedisBroker(client, traits(url), chosen, clock)
 
@@ -138,19 +141,21 @@ def _client(url: BrokerUrl) -> redis.Redis:
             raise ConfigError(
                 f"a cluster has database 0 only; leave /{url.path} out of the URL", setting="?cluster="
             )
-        with _translated(""):
+        with translated(""):
             return redis.RedisCluster(**options)  # type: ignore[return-value]  # same commands
     return redis.Redis(db=int(url.path or 0), **options)
 
 
 class RedisBroker:
-    def __init__(self, client: redis.Redis, traits: Traits, settings: Settings, clock: Clock) -> None:
+    def __init__(self, client: redis.Redis, traits: Traits, settings: RedisSettings, clock: Clock) -> None:
         self.traits = traits
         self._client = client
         self._settings = settings
         self._clock = clock
-        self._watch = Watch(client, clock)
+        self._watch = QueueWatch(client, clock)
         self._queues: dict[str, RedisQueue] = {}
+        #: Queues whose `:processing` list was looked at for messages without a deadline.
+        self._hinted: set[str] = set()
 
     def _queue(self, name: str) -> RedisQueue:
         if name not in self._queues:
@@ -164,25 +169,26 @@ class RedisBroker:
             self._queues[name] = opened
         return self._queues[name]
 
-    def _write(self, queue: str, message: Outgoing) -> Write:
+    def _write(self, queue: str, message: Outgoing, *, framed: bool = False) -> RedisWrite:
+        """`framed`: the original came in a frame, so whoever reads this queue can read one."""
         if len(message.body) > MAX_BODY_BYTES:
             raise BodyTooLarge(len(message.body), MAX_BODY_BYTES, broker="redis", queue=queue)
         delay_s = message.delay_s if message.delay_s > 0 else None
-        if self.traits.headers:
-            return Write(frame(message.body, message.headers), delay_s)
+        if self.traits.headers or framed:
+            return RedisWrite(frame(message.body, message.headers), delay_s)
         if BYPASS_HEADER in message.headers:
             raise Unsupported(
-                "redis in the laravel layout",
+                "redis in the laravel layout, or with ?headers=off,",
                 f"carry the header {BYPASS_HEADER}",
-                "redrive without the bypass, or use the processing layout",
+                "redrive without the bypass, or use the processing layout with headers",
             )
-        return Write(message.body, delay_s)
+        return RedisWrite(message.body, delay_s)
 
     def publish(self, queue: str, messages: Sequence[Outgoing]) -> None:
         writes = [self._write(queue, message) for message in messages]
         if not writes:
             return
-        with _translated(queue):
+        with translated(queue):
             if any(write.delay_s is not None for write in writes):
                 self._queue(queue).settle([(None, write) for write in writes])
             else:
@@ -190,8 +196,10 @@ class RedisBroker:
 
     def reserve(self, queue: str, limit: int, wait_s: float) -> list[Delivery]:
         source = self._queue(queue)
+        with translated(queue):
+            self._hint_once(source)
         end_s = self._clock.monotonic_s() + wait_s
-        with _translated(queue):
+        with translated(queue):
             while True:
                 batch = source.reserve(limit)
                 left_s = end_s - self._clock.monotonic_s()
@@ -209,8 +217,24 @@ class RedisBroker:
                         until_s = min(until_s, batch.next_due_s)
                     self._watch.wait(source.keys, pause_s, until_s)
 
+    def _hint_once(self, source: RedisQueue) -> None:
+        """Messages that nothing will ever bring back are worth one line in the log."""
+        if source.name in self._hinted or self._settings.adopt_s is not None:
+            return
+        self._hinted.add(source.name)
+        stuck = source.held_without_deadline()
+        if stuck:
+            log.warning(
+                "%s: %d messages in %s have no deadline. A consumer that writes none (InitPHP/Queue, or "
+                "the Node, Go or Java SDK) is handling them, failed on them, or has died. Set ?adopt_s= to "
+                "a time longer than its longest handler: Shinar then returns them to the queue",
+                source.name,
+                stuck,
+                source.keys.reserved,
+            )
+
     def _delivery(self, queue: str, reservation: Reservation, now_ms: int) -> Delivery:
-        body, headers = unframe(reservation.raw) if self.traits.headers else (reservation.raw, NOTHING)
+        body, headers = self._unframed(reservation.raw)
         return Delivery(
             body=body,
             queue=queue,
@@ -221,23 +245,29 @@ class RedisBroker:
             lease_until_ms=None if reservation.lapses_s is None else reservation.lapses_s * 1000,
         )
 
+    def _unframed(self, value: bytes) -> tuple[bytes, Mapping[str, str]]:
+        """Frames are read whatever ?headers= says: others may write them. Laravel's layout has none."""
+        return (value, NOTHING) if self._settings.layout == "laravel" else unframe(value)
+
     def ack(self, deliveries: Sequence[Delivery]) -> Lapsed:
         return self._settle([(delivery, None) for delivery in deliveries])
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         delay = delay_s if delay_s > 0 else None
-        return self._settle([(delivery, Write(delivery.receipt.raw, delay)) for delivery in deliveries])
+        return self._settle([(delivery, RedisWrite(delivery.receipt.raw, delay)) for delivery in deliveries])
 
     def move(self, queue: str, copies: Sequence[tuple[Delivery, Outgoing]]) -> Lapsed:
         target = self._queue(queue)
-        writes = [(delivery, self._write(queue, copy)) for delivery, copy in copies]
+        writes = [
+            (delivery, self._write(queue, copy, framed=bool(delivery.headers))) for delivery, copy in copies
+        ]
         return self._settle(writes, target)
 
     def _settle(
-        self, steps: Sequence[tuple[Delivery, Write | None]], target: RedisQueue | None = None
+        self, steps: Sequence[tuple[Delivery, RedisWrite | None]], target: RedisQueue | None = None
     ) -> Lapsed:
-        def settle(source: RedisQueue, part: Sequence[tuple[Delivery, Write | None]]) -> list[bool]:
-            ready: list[Step] = [(delivery.receipt, write) for delivery, write in part]
+        def settle(source: RedisQueue, part: Sequence[tuple[Delivery, RedisWrite | None]]) -> list[bool]:
+            ready: list[RedisStep] = [(delivery.receipt, write) for delivery, write in part]
             if target is not None and self._settings.hash_tags and not _one_slot(source, target):
                 return _move_in_two(source, ready, target)
             return source.settle(ready, target)
@@ -262,28 +292,20 @@ class RedisBroker:
             parts.setdefault(delivery_of(item).queue, []).append(item)
         lapsed: list[Delivery] = []
         for name, part in parts.items():
-            with _translated(name):
+            with translated(name):
                 held = act(self._queue(name), part)
             lapsed += [delivery_of(item) for item, kept in zip(part, held, strict=True) if not kept]
         return tuple(lapsed)
 
     def browse(self, queue: str, limit: int | None = None) -> Iterator[Delivery]:
-        """The ready list only, page by page: what is consumed meanwhile shifts the pages."""
-        key = self._queue(queue).keys.ready
-        at = 0
-        end = math.inf if limit is None else limit
-        while at < end:
-            with _translated(queue):
-                page: list[Any] = self._client.lrange(key, at, int(min(at + BROWSE_PAGE, end)) - 1)
-            for raw in page:
-                body, headers = unframe(raw) if self.traits.headers else (raw, NOTHING)
+        """What the next reserve would find, page by page: what is consumed meanwhile shifts the pages."""
+        with translated(queue):
+            for at, raw in enumerate(islice(self._queue(queue).browse(), limit)):
+                body, headers = self._unframed(raw)
                 yield Delivery(body=body, queue=queue, headers=headers, position=str(at))
-                at += 1
-            if len(page) < BROWSE_PAGE:
-                return
 
     def depth(self, queue: str) -> Depth:
-        with _translated(queue):
+        with translated(queue):
             ready, reserved, delayed = self._queue(queue).depth()
         return Depth(ready=ready, reserved=reserved, delayed=delayed)
 
@@ -302,7 +324,7 @@ def _one_slot(source: RedisQueue, target: RedisQueue) -> bool:
     return _tag(source.keys.ready) == _tag(target.keys.ready)
 
 
-def _move_in_two(source: RedisQueue, steps: Sequence[Step], target: RedisQueue) -> list[bool]:
+def _move_in_two(source: RedisQueue, steps: Sequence[RedisStep], target: RedisQueue) -> list[bool]:
     """Cluster slots share no script: write the copies of what is still held, then settle."""
     held = source.extend([reservation for reservation, _ in steps if reservation], None)
     kept = [step for step, is_held in zip(steps, held, strict=True) if is_held]
@@ -311,51 +333,3 @@ def _move_in_two(source: RedisQueue, steps: Sequence[Step], target: RedisQueue) 
         settled = iter(source.settle([(reservation, None) for reservation, _ in kept]))
         return [is_held and next(settled) for is_held in held]
     return held
-
-
-@contextmanager
-def _translated(queue: str) -> Iterator[None]:
-    try:
-        yield
-    except redis.exceptions.RedisClusterException as exc:
-        if "Cluster mode is not enabled" in str(exc):
-            raise ConfigError("this server is no cluster; leave it out", setting="?cluster=") from exc
-        if isinstance(exc.__cause__, redis.RedisError):  # a wrong password, for one
-            raise _error(exc.__cause__, queue) from exc
-        raise BrokerUnavailable(f"the cluster does not answer: {exc}", broker="redis", queue=queue) from exc
-    except redis.RedisError as exc:
-        raise _error(exc, queue) from exc
-
-
-def _error(exc: redis.RedisError, queue: str) -> BrokerError:
-    text = str(exc)
-    where = {"broker": "redis", "queue": queue}
-    match exc:
-        case redis.AuthenticationError() | redis.exceptions.AuthorizationError():
-            return AccessDenied("user or password is wrong; check the URL", **where)
-        case redis.exceptions.NoPermissionError():
-            return AccessDenied(f"the user lacks a right: {text}", **where)
-        case redis.exceptions.OutOfMemoryError():
-            return BrokerFull("out of memory; consume, or raise maxmemory", **where)
-        case redis.exceptions.ReadOnlyError() | redis.exceptions.ClusterDownError():
-            return BrokerUnavailable(f"takes no writes now: {text}", **where)
-        case redis.ConnectionError() | redis.TimeoutError():
-            return BrokerUnavailable(f"cannot be reached: {text}", **where)
-        case redis.exceptions.MovedError() | redis.exceptions.ClusterCrossSlotError():
-            return BrokerError(f"this server is part of a cluster: add ?cluster=1 (slot: {text})", **where)
-    return _refusal(text, where)
-
-
-def _refusal(text: str, where: dict[str, str]) -> BrokerError:
-    """What the client has no class for: the server's own words say it."""
-    if _PASSING.search(text):
-        return BrokerUnavailable(f"takes no writes now: {text}", **where)
-    if "MISCONF" in text:
-        return BrokerFull("cannot write its snapshot to disk; free space there", **where)
-    if "WRONGTYPE" in text:
-        return ProtocolViolation("a key of this queue holds another type; choose another name", **where)
-    if "OOM" in text:
-        return BrokerFull("out of memory; consume, or raise maxmemory", **where)
-    if "invalid bulk length" in text:
-        text = "a body is over its proto-max-bulk-len; raise that, or send a reference"
-    return BrokerError(f"refused: {text}", **where)

@@ -13,6 +13,9 @@ import msgspec
 
 from shinar.brokers.contract import NOTHING
 from shinar.brokers.projection import check_header
+from shinar.envelope.copies import retry_copy
+from shinar.envelope.model import Kind
+from shinar.envelope.verdict import judge
 
 _MARK: Final = b'"__bq_frame"'
 
@@ -54,3 +57,11 @@ def unframe(value: bytes) -> tuple[bytes, Mapping[str, str]]:
         return value, NOTHING
     headers = found.headers if isinstance(found.headers, dict) else {}
     return body, {name: str(text) for name, text in headers.items() if name and text not in (None, "")}
+
+
+def counted(value: bytes) -> bytes:
+    """The stored value with one attempt more; what has no attempts to count is left as it is."""
+    body, headers = unframe(value)
+    if judge(body).kind in (Kind.POISON, Kind.NO_IDENTITY):
+        return value
+    return frame(retry_copy(body), headers)

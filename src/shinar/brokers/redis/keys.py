@@ -1,5 +1,5 @@
 """Redis queues as names and numbers: which keys a queue has, and which scores its entries get
-(RULES chapter 14). Pure: no client, no clock."""
+(contract rules, chapter 14). Pure: no client, no clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NEVER: Final = "+inf"
 @dataclass(frozen=True, slots=True)
 class Keys:
     ready: str
-    #: Members wait here until their score; in the processing layout Shinar's own extension.
+    #: Members wait here until their score. The contract has none in the processing layout; other
+    #: libraries keep theirs under the same key, so a member is the bare value there too.
     delayed: str
     #: Messages handed out: a sorted set (laravel) or a list (processing).
     reserved: str
@@ -30,6 +31,8 @@ class Keys:
     notify: str
     #: When each reservation lapses; "" in the laravel layout, where `reserved` has the scores.
     deadlines: str
+    #: Delayed values that an equal one in `delayed` keeps out; "" in the laravel layout.
+    twins: str = ""
 
 
 def keys(queue: str, layout: Layout, prefix: str = DEFAULT_PREFIX, *, hash_tag: bool = False) -> Keys:
@@ -37,7 +40,14 @@ def keys(queue: str, layout: Layout, prefix: str = DEFAULT_PREFIX, *, hash_tag: 
     if layout == "laravel":
         ready = prefix + name
         return Keys(ready, f"{ready}:delayed", f"{ready}:reserved", f"{ready}:notify", "")
-    return Keys(name, f"{name}:delayed", f"{name}:processing", "", f"{name}:processing:deadlines")
+    return Keys(
+        name,
+        f"{name}:delayed",
+        f"{name}:processing",
+        "",
+        f"{name}:processing:deadlines",
+        f"{name}:delayed:twins",
+    )
 
 
 def _tagged(queue: str) -> str:

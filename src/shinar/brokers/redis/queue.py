@@ -1,4 +1,4 @@
-"""One queue on Redis, in either layout of the contract (RULES chapter 14): every operation is one
+"""One queue on Redis, in either layout of the contract (contract rules, chapter 14): every operation is one
 script and one round trip. Knows keys, scores and reservations; nothing of envelopes or brokers.
 
 All times come from the given clock and travel as arguments, so that a pinned clock pins Redis.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import math
+import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -20,6 +22,7 @@ from typing import Any, Final
 import msgspec
 import redis
 
+from shinar.brokers.redis.frame import counted
 from shinar.brokers.redis.keys import (
     DEFAULT_PREFIX,
     DEFAULT_RETRY_AFTER_S,
@@ -36,10 +39,16 @@ log = logging.getLogger(__name__)
 
 #: Elements in one variadic push: long enough to be quick, short enough to let others in.
 PUSH_CHUNK: Final = 1000
+#: Entries that one look at a queue fetches: flat memory, few round trips.
+BROWSE_PAGE: Final = 100
+#: What stands before the value in a deadline, in a twin, and in what earlier versions delayed.
+_TOKEN: Final = re.compile(rb"[0-9a-f]{32}:")
+#: Begins the token of an adopted reservation (8 of its 32 hex digits), so that its lapse can be counted.
+ADOPTED_STEM: Final = "ad0b7ed0"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RedisSettings:
     layout: Layout = "processing"
     #: None: a reservation never lapses, and dead workers' messages stay reserved.
     retry_after_s: float | None = DEFAULT_RETRY_AFTER_S
@@ -49,6 +58,10 @@ class Settings:
     hash_tags: bool = False
     #: Processing layout: what a consumer without deadlines holds longer than this goes to another.
     adopt_s: float | None = None
+    #: An adopted message that lapsed goes back with one attempt more, so that it cannot go round for ever.
+    adopt_counts: bool = False
+    #: False: never write a frame; headers stay behind (see `frame`).
+    headers: bool = True
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -65,7 +78,7 @@ class Reservation(msgspec.Struct, frozen=True):
         return self.handle != self.raw
 
 
-class Batch(msgspec.Struct, frozen=True):
+class RedisBatch(msgspec.Struct, frozen=True):
     reservations: list[Reservation]
     #: When the next delayed or reserved entry falls due, if nothing was there to reserve.
     next_due_s: float | None = None
@@ -73,7 +86,7 @@ class Batch(msgspec.Struct, frozen=True):
     put_back: int = 0
 
 
-class Write(msgspec.Struct, frozen=True):
+class RedisWrite(msgspec.Struct, frozen=True):
     """What is stored in place of a settled message, or as a new one."""
 
     value: bytes
@@ -82,13 +95,13 @@ class Write(msgspec.Struct, frozen=True):
 
 
 #: A reservation to settle (None: just write) and what takes its place (None: nothing).
-Step = tuple[Reservation | None, Write | None]
+RedisStep = tuple[Reservation | None, RedisWrite | None]
 
 
 class RedisQueue(ABC):
     """Base of the two layouts; `open_queue` picks."""
 
-    def __init__(self, client: redis.Redis, name: str, clock: Clock, settings: Settings) -> None:
+    def __init__(self, client: redis.Redis, name: str, clock: Clock, settings: RedisSettings) -> None:
         self.name = name
         self.keys = keys(name, settings.layout, settings.prefix, hash_tag=settings.hash_tags)
         self._client = client
@@ -99,21 +112,25 @@ class RedisQueue(ABC):
     def push(self, values: Sequence[bytes]) -> None: ...
 
     @abstractmethod
-    def reserve(self, limit: int) -> Batch:
+    def reserve(self, limit: int) -> RedisBatch:
         """Recover what lapsed, then take up to `limit`; never waits."""
 
     @abstractmethod
-    def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
+    def settle(self, steps: Sequence[RedisStep], target: RedisQueue | None = None) -> list[bool]:
         """Per step: True when done, False when the reservation had lapsed and nothing was touched."""
 
     @abstractmethod
     def extend(self, reservations: Sequence[Reservation], lease_s: float | None) -> list[bool]:
         """Per reservation: whether it is still held. None as lease only looks."""
 
+    def held_without_deadline(self) -> int:
+        """How many reserved messages no deadline will ever bring back; 0 where every reservation has one."""
+        return 0
+
     # -- one at a time, for the conformance adapter and for tests
 
     def push_delayed(self, value: bytes, delay_s: float) -> None:
-        self.settle([(None, Write(value, delay_s))])
+        self.settle([(None, RedisWrite(value, delay_s))])
 
     def recover(self) -> None:
         self.reserve(0)
@@ -127,13 +144,29 @@ class RedisQueue(ABC):
 
     def release(self, reservation: Reservation, delay_s: float, value: bytes) -> bool:
         """Hand back as `value`, which is the body with one attempt more."""
-        return self.settle([(reservation, Write(value, delay_s))])[0]
+        return self.settle([(reservation, RedisWrite(value, delay_s))])[0]
 
     def dead_letter(self, reservation: Reservation, record: bytes) -> bool:
         target = open_queue(self._client, self.name + DLQ_SUFFIX, self._clock, self._settings)
-        return self.settle([(reservation, Write(record))], target)[0]
+        return self.settle([(reservation, RedisWrite(record))], target)[0]
 
     # -- shared
+
+    def browse(self) -> Iterator[bytes]:
+        """The ready list, then what the next reserve adds to it: lapsed reservations, delays that ended."""
+        now_s = self._clock.epoch_s()
+        yield from _pages(lambda first, last: self._client.lrange(self.keys.ready, first, last))
+        if self._recovers:
+            yield from self._due(self.keys.deadlines or self.keys.reserved, math.floor(now_s))
+        for key in filter(None, (self.keys.delayed, self.keys.twins)):
+            yield from self._due(key, now_s if self.keys.deadlines else math.floor(now_s))
+
+    def _due(self, key: str, score: float) -> Iterator[bytes]:
+        for member in _pages(
+            lambda first, last: self._client.zrangebyscore(key, "-inf", score, first, last - first + 1)
+        ):
+            token = _TOKEN.match(member) if self.keys.deadlines else None
+            yield member[token.end() :] if token else member
 
     def depth(self) -> tuple[int, int, int]:
         """Ready, reserved, delayed. What the next reserve brings back, lapsed or due, is ready."""
@@ -144,10 +177,12 @@ class RedisQueue(ABC):
             # In the processing layout by the list: other SDKs' consumers write no deadlines.
             (pipe.llen if self.keys.deadlines else pipe.zcard)(self.keys.reserved)
             pipe.zcount(self.keys.deadlines or self.keys.reserved, "-inf", math.floor(now_s))
-            pipe.zcard(self.keys.delayed)
-            pipe.zcount(self.keys.delayed, "-inf", due_s)
-            ready, held, lapsed, delayed, due = pipe.execute()
+            for key in filter(None, (self.keys.delayed, self.keys.twins)):
+                pipe.zcard(key)
+                pipe.zcount(key, "-inf", due_s)
+            ready, held, lapsed, *waiting = pipe.execute()
         lapsed = min(lapsed, held) if self._recovers else 0
+        delayed, due = sum(waiting[::2]), sum(waiting[1::2])
         return ready + lapsed + due, held - lapsed, delayed - due
 
     @property
@@ -181,15 +216,15 @@ class ProcessingQueue(RedisQueue):
                 pipe.rpush(self.keys.ready, *values[start : start + PUSH_CHUNK])
             pipe.execute()
 
-    def reserve(self, limit: int) -> Batch:
+    def reserve(self, limit: int) -> RedisBatch:
         self._adopt()
         now_s = self._clock.epoch_s()
         deadline = self._deadline(self._settings.retry_after_s)
         stem = secrets.token_hex(12)
-        found, due = _run(
+        found, due, uncounted = _run(
             self._client,
             "processing_reserve",
-            [self.keys.ready, self.keys.reserved, self.keys.deadlines, self.keys.delayed],
+            [self.keys.ready, self.keys.reserved, self.keys.deadlines, self.keys.delayed, self.keys.twins],
             [
                 math.floor(now_s),
                 repr(now_s),
@@ -197,12 +232,17 @@ class ProcessingQueue(RedisQueue):
                 self._settings.migration_batch_size,
                 limit,
                 stem,
+                ADOPTED_STEM if self._settings.adopt_counts else "",
             ],
         )
+        if uncounted:
+            self._return_counted(uncounted)
+            if not found and limit:
+                return self.reserve(limit)
         taken = [
             Reservation(raw, f"{stem}{number:08x}".encode(), deadline) for number, raw in enumerate(found, 1)
         ]
-        return Batch(taken, float(due) if due else None)
+        return RedisBatch(taken, float(due) if due else None)
 
     def depth(self) -> tuple[int, int, int]:
         self._adopt()  # or whoever only looks, as a stream does, would never see them come back
@@ -215,28 +255,40 @@ class ProcessingQueue(RedisQueue):
         self._adopted_s = now_s
         where = [self.keys.reserved, self.keys.deadlines]
         score = score_text(self._deadline(after_s))
-        count = _run(self._client, "processing_adopt", where, [score, secrets.token_hex(12)])
+        stem = ADOPTED_STEM + secrets.token_hex(8)
+        count = _run(self._client, "processing_adopt", where, [score, stem])
         if count:
-            log.info("%s: %d messages held without a deadline have one now", self.name, count)
+            log.info("%s: %d reserved messages had no deadline and have one now", self.name, count)
 
-    def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
+    def _return_counted(self, members: Sequence[bytes]) -> None:
+        """Whoever held these never settled them: back to the queue with one attempt more."""
+        steps: list[RedisStep] = []
+        for member in members:
+            held = Reservation(member[33:], member[:32])
+            steps.append((held, RedisWrite(counted(held.raw))))
+        self.settle(steps)
+
+    def held_without_deadline(self) -> int:
+        where = [self.keys.reserved, self.keys.deadlines]
+        return max(0, int(_run(self._client, "processing_undated", where, [])))
+
+    def settle(self, steps: Sequence[RedisStep], target: RedisQueue | None = None) -> list[bool]:
         place = (target or self).keys
-        fields: list[bytes | str] = []
+        fields: list[bytes | str] = [secrets.token_hex(12)]
         for reservation, write in steps:
             fields += (reservation.handle, reservation.raw) if reservation else (b"", b"")
             fields += self._placed(reservation, write)
-        where = [self.keys.reserved, self.keys.deadlines, place.ready, place.delayed]
+        where = [self.keys.reserved, self.keys.deadlines, place.ready, place.delayed, place.twins]
         return _flags(_run(self._client, "processing_settle", where, fields))
 
-    def _placed(self, reservation: Reservation | None, write: Write | None) -> tuple[bytes | str, ...]:
+    def _placed(self, reservation: Reservation | None, write: RedisWrite | None) -> tuple[bytes | str, ...]:
         if write is None:
             return ("", b"", "")
+        unchanged = reservation is not None and write.value == reservation.raw
+        value = b"" if unchanged else write.value
         if not write.delay_s:
-            unchanged = reservation is not None and write.value == reservation.raw
-            return ("r", b"" if unchanged else write.value, "")
-        # A token of its own keeps identical messages apart in the set.
-        member = secrets.token_hex(16).encode() + b":" + write.value
-        return ("d", member, repr(self._clock.epoch_s() + write.delay_s))
+            return ("r", value, "")
+        return ("d", value, repr(self._clock.epoch_s() + write.delay_s))
 
     def extend(self, reservations: Sequence[Reservation], lease_s: float | None) -> list[bool]:
         return self._extend(reservations, [r.handle + b":" + r.raw for r in reservations], lease_s)
@@ -251,7 +303,7 @@ class LaravelQueue(RedisQueue):
                 pipe.rpush(self.keys.notify, *([b"1"] * len(chunk)))
             pipe.execute()
 
-    def reserve(self, limit: int) -> Batch:
+    def reserve(self, limit: int) -> RedisBatch:
         deadline = self._deadline(self._settings.retry_after_s)
         found, changes, due, put_back = _run(
             self._client,
@@ -269,9 +321,9 @@ class LaravelQueue(RedisQueue):
             Reservation(raw, _changed(raw, change), deadline)
             for raw, change in zip(found, changes.split(), strict=True)
         ]
-        return Batch(taken, float(due) if due else None, put_back)
+        return RedisBatch(taken, float(due) if due else None, put_back)
 
-    def settle(self, steps: Sequence[Step], target: RedisQueue | None = None) -> list[bool]:
+    def settle(self, steps: Sequence[RedisStep], target: RedisQueue | None = None) -> list[bool]:
         if all(reservation and write is None for reservation, write in steps):
             members = [reservation.handle for reservation, _ in steps if reservation]
             return _flags(_run(self._client, "laravel_ack", [self.keys.reserved], members))
@@ -283,7 +335,7 @@ class LaravelQueue(RedisQueue):
         where = [self.keys.reserved, place.ready, place.notify, place.delayed]
         return _flags(_run(self._client, "laravel_settle", where, fields))
 
-    def _placed(self, write: Write | None) -> tuple[bytes | str, ...]:
+    def _placed(self, write: RedisWrite | None) -> tuple[bytes | str, ...]:
         if write is None:
             return ("", b"", "")
         if write.delay_s is None:
@@ -294,7 +346,7 @@ class LaravelQueue(RedisQueue):
         return self._extend(reservations, [r.handle for r in reservations], lease_s)
 
 
-def open_queue(client: redis.Redis, name: str, clock: Clock, settings: Settings) -> RedisQueue:
+def open_queue(client: redis.Redis, name: str, clock: Clock, settings: RedisSettings) -> RedisQueue:
     kind = LaravelQueue if settings.layout == "laravel" else ProcessingQueue
     return kind(client, name, clock, settings)
 
@@ -307,6 +359,15 @@ def _changed(raw: bytes, change: bytes) -> bytes:
         return raw[: raw.rindex(b":") + 1] + change + b"}"
     start, end, text = change.split(b",")
     return raw[: int(start)] + text + raw[int(end) :]
+
+
+def _pages(fetch: Callable[[int, int], Any]) -> Iterator[bytes]:
+    """Entry after entry, fetched by first and last index."""
+    for first in itertools.count(0, BROWSE_PAGE):
+        page: list[bytes] = fetch(first, first + BROWSE_PAGE - 1)
+        yield from page
+        if len(page) < BROWSE_PAGE:
+            return
 
 
 def _flags(outcome: bytes | str) -> list[bool]:

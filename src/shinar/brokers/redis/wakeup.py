@@ -26,7 +26,7 @@ POLL_LONGEST_S: Final = 0.25
 Command = tuple[str, ...]
 
 
-class Watch:
+class QueueWatch:
     """One extra connection, opened when a reserve first finds nothing."""
 
     def __init__(self, client: redis.Redis, clock: Clock) -> None:

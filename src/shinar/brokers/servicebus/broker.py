@@ -7,6 +7,7 @@ have, is a scheduled copy that carries the count along.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -33,6 +34,8 @@ from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, BrokerUnavailable, PublishFailed, Unsupported
 from shinar.settlement.traits import Traits
 
+#: Lock token, session, and the headers that are not text.
+RECEIPT: Final = tuple[str, str, tuple[tuple[str, bool | int | float | uuid.UUID], ...]]
 OPTIONS = frozenset(
     {
         "aad",
@@ -62,7 +65,6 @@ BATCH_HEADROOM_BYTES: Final = 1024
 def traits(url: BrokerUrl) -> Traits:
     return Traits(
         name="servicebus",
-        binding="asb",
         key=True,
         max_body_bytes=int(url.number("max_body", MAX_BODY_BYTES, least=1)),
         dedup_window_s=url.number("dedup_window_s", 0) or None,
@@ -74,6 +76,7 @@ def traits(url: BrokerUrl) -> Traits:
         lease_s=url.number("lease_s", DEFAULT_LEASE_S, least=1),
         lasting_lease=not url.flag("sessions"),
         portable_receipts=not url.flag("sessions"),
+        stable_position=True,
         release_counts=True,
         release_delay=False,
         depth=False,
@@ -224,7 +227,7 @@ class ServiceBusBroker:
         self._completed.update(delivery.receipt[0] for delivery in left if delivery.receipt not in gone)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         if checked_delay_s(wire.BROKER, delay_s) <= 0:
             return self._each_receiver(deliveries, partial(settle, "abandoned"))
         now_s = self._clock.epoch_s()

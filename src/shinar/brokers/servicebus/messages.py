@@ -20,6 +20,7 @@ from shinar.brokers.projection import (
     project,
     user_headers,
 )
+from shinar.brokers.servicebus.projection import PROJECTION
 from shinar.errors import ContractError
 
 BROKER: Final = "servicebus"
@@ -36,7 +37,7 @@ _TYPES: Final = (int, float, uuid.UUID)
 
 def message_of(outgoing: Outgoing, now_s: float, *, origin: Delivery | None = None) -> ServiceBusMessage:
     """`origin` is given for a copy of a delivery."""
-    projected = project("asb", outgoing)
+    projected = project(PROJECTION, outgoing)
     native = dict(projected.properties)
     headers = dict(projected.headers)
     place = outgoing.origin if origin is None else f"{origin.queue}\0{origin.position}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
-from shinar.brokers.sql.table import Statements, channel, insert, schema_sql
+from shinar.brokers.sql.table import QueueStatements, channel, insert, schema_sql
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.database.columns import DEFAULT_PREFIX, bytes_of, check_queue, headers_of
@@ -36,7 +36,8 @@ BROWSE_PAGE: Final = 200
 PACKET_MARGIN: Final = 65536
 
 #: A message's id and the token of its reservation: enough to settle it from anywhere.
-Receipt = tuple[int, int]
+SqlReceipt = tuple[int, int]
+RECEIPT: Final = SqlReceipt
 
 
 def traits(url: BrokerUrl) -> Traits:
@@ -48,8 +49,10 @@ def traits(url: BrokerUrl) -> Traits:
         lease_s=url.number("lease_s", LEASE_S, least=0.001),
         lasting_lease=True,
         portable_receipts=True,
+        stable_position=True,
         atomic_move=True,
         release_counts=True,
+        release_uncounted=True,
         release_to="back",
     )
 
@@ -76,7 +79,7 @@ def enqueue(
     """
     dialect, raw = unwrap(connection)
     check_queue(queue)
-    statements = Statements.of(dialect, table_name(prefix, "messages"))
+    statements = QueueStatements.of(dialect, table_name(prefix, "messages"))
     cursor = raw.cursor()
     try:
         insert(cursor, dialect, statements, queue, [(m, clock.epoch_ms()) for m in messages])
@@ -98,7 +101,7 @@ class SqlBroker:
         self._last_ms = 0
         prefix = url.option("prefix", DEFAULT_PREFIX)
         table = table_name(prefix, "messages")
-        self._sql = Statements.of(self._dialect, table)
+        self._sql = QueueStatements.of(self._dialect, table)
         database.ensure(table, schema_sql(self._dialect, prefix), create=url.flag("declare", True))
         self._traits = replace(self._traits, max_body_bytes=_max_body_bytes(database))
 
@@ -151,9 +154,10 @@ class SqlBroker:
                     late += [group[int(row[0])] for row in cursor.fetchall()]
         return tuple(late)
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         available_ms = self._database.now_ms() + round(delay_s * 1000)
-        return self._change(deliveries, self._sql.release, available_ms)
+        statement = self._sql.release if count else self._sql.release_uncounted
+        return self._change(deliveries, statement, available_ms)
 
     def extend(self, deliveries: Sequence[Delivery], lease_s: float) -> Lapsed:
         return self._change(deliveries, self._sql.extend, self._database.now_ms() + round(lease_s * 1000))
@@ -262,8 +266,8 @@ class SqlBroker:
 
     # -- settling
 
-    def _held(self, cursor: Any, deliveries: Sequence[Delivery]) -> set[Receipt]:
-        held: set[Receipt] = set()
+    def _held(self, cursor: Any, deliveries: Sequence[Delivery]) -> set[SqlReceipt]:
+        held: set[SqlReceipt] = set()
         for token, group in _by_token(deliveries).items():
             cursor.execute(self._sql.held, (token, self._dialect.listed(list(group))))
             held.update((int(row[0]), token) for row in cursor.fetchall())

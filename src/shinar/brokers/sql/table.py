@@ -30,7 +30,7 @@ def schema_sql(dialect: Dialect, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...
 
 
 @dataclass(frozen=True, slots=True)
-class Statements:
+class QueueStatements:
     """Every statement on the queue's table, in one dialect's text."""
 
     insert: str
@@ -43,6 +43,7 @@ class Statements:
     present: str
     held: str
     release: str
+    release_uncounted: str
     extend: str
     remove: str
     ready: str
@@ -53,7 +54,7 @@ class Statements:
     browse_later: str
 
     @classmethod
-    def of(cls, dialect: Dialect, table: str) -> Statements:
+    def of(cls, dialect: Dialect, table: str) -> QueueStatements:
         due = f"FROM {table} WHERE queue = %s AND available_at <= %s ORDER BY available_at, id LIMIT %s"
         columns = "id, available_at, deliveries{less}, headers, ordering_key, body"
         look = f"SELECT {columns.format(less='')} FROM {table} WHERE queue = %s AND id <= %s"
@@ -75,6 +76,8 @@ class Statements:
             "present": f"SELECT id FROM {table} WHERE id {{in_list}}",
             "held": f"SELECT id FROM {table} WHERE token = %s AND id {{in_list}} {{lock}}",
             "release": f"UPDATE {table} SET token = NULL, available_at = %s WHERE id {{in_list}}",
+            "release_uncounted": f"UPDATE {table} SET token = NULL, available_at = %s, "
+            "deliveries = deliveries - 1 WHERE id {in_list}",
             "extend": f"UPDATE {table} SET available_at = %s WHERE id {{in_list}}",
             "remove": f"DELETE FROM {table} WHERE id {{in_list}}",
             "ready": f"SELECT COUNT(*) FROM {table} WHERE queue = %s AND available_at <= %s",
@@ -91,7 +94,7 @@ class Statements:
 def insert(
     cursor: Any,
     dialect: Dialect,
-    statements: Statements,
+    statements: QueueStatements,
     queue: str,
     messages: Sequence[tuple[Outgoing, int]],
     notify: bool = True,

@@ -10,15 +10,22 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
 from shinar.brokers.contract import Delivery, Depth, Lapsed, Outgoing
 from shinar.brokers.recent import Recent
 from shinar.brokers.sqs import messages as wire
-from shinar.brokers.sqs.client import driver_errors, has_lapsed, meaning, open_client
-from shinar.brokers.sqs.limits import DLQ_SUFFIX, MAX_DELAY_S, MAX_VISIBILITY_S, is_fifo, release_visibility_s
+from shinar.brokers.sqs.client import driver_errors, has_lapsed, open_client
+from shinar.brokers.sqs.limits import (
+    DLQ_SUFFIX,
+    FIFO,
+    MAX_DELAY_SECONDS,
+    MAX_VISIBILITY_S,
+    is_fifo,
+    release_visibility_s,
+)
+from shinar.brokers.sqs.outcomes import SqsOutcome, first_error
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import BodyTooLarge, BrokerError, ConfigError, PublishFailed, QueueMissing, Unsupported
@@ -26,21 +33,12 @@ from shinar.settlement.traits import Traits
 
 log = logging.getLogger(__name__)
 
-OPTIONS = frozenset(
-    {
-        "access_key",
-        "connections",
-        "content_dedup",
-        "declare",
-        "endpoint",
-        "group",
-        "lease_s",
-        "max_body",
-        "profile",
-        "secret_key",
-        "session_token",
-    }
-)
+OPTIONS = frozenset({
+    "access_key", "connections", "content_dedup", "declare", "endpoint", "group", "lease_s", "max_body",
+    "profile", "secret_key", "session_token",
+})  # fmt: skip
+#: The receipt handle.
+RECEIPT: Final = str
 
 #: Seconds a message stays invisible unless extended.
 DEFAULT_LEASE_S: Final = 60
@@ -60,25 +58,13 @@ DEDUP_WINDOW_S: Final = 300.0
 _DECLARING: Final = frozenset({"send_message_batch", "receive_message"})
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one batch request; `chunk` holds indices into the caller's sequence."""
-
-    chunk: list[int]
-    #: Index -> why SQS refused that entry.
-    refused: dict[int, dict[str, Any]]
-    #: The request as a whole failed.
-    error: BrokerError | None = None
-
-
 def traits(url: BrokerUrl) -> Traits:
     fifo = is_fifo(url.queue)
     return Traits(
         name="sqs",
-        binding="sqs",
         key=fifo,
         delay=not fifo,
-        max_delay_s=float(MAX_DELAY_S),
+        max_delay_s=float(MAX_DELAY_SECONDS),
         binary=False,
         max_body_bytes=int(url.number("max_body", wire.MAX_BODY_BYTES, least=1)),
         dedup_window_s=DEDUP_WINDOW_S if fifo else None,
@@ -90,12 +76,14 @@ def traits(url: BrokerUrl) -> Traits:
         max_lease_s=float(MAX_VISIBILITY_S),
         lasting_lease=True,
         portable_receipts=True,
+        stable_position=True,
         release_counts=True,
         browse=False,
         depth_lags=True,
         poison_without_dlq="native",
         gated_without_dlq="native",
         dlq_suffix=DLQ_SUFFIX,
+        kind_suffix=FIFO,
     )
 
 
@@ -153,7 +141,7 @@ class SqsBroker:
         return lapsed + self.ack([copies[at][0] for at in held])
 
     def _send(self, queue: str, entries: Sequence[tuple[wire.Entry, int]]) -> None:
-        def send(chunk: list[int]) -> Outcome:
+        def send(chunk: list[int]) -> SqsOutcome:
             return self._batch("send_message_batch", queue, {at: entries[at][0] for at in chunk})
 
         chunks = list(wire.batches([size for _, size in entries]))
@@ -168,7 +156,7 @@ class SqsBroker:
         if len(confirmed) == len(entries):
             return
         unconfirmed = tuple(at for at in range(len(entries)) if at not in confirmed)
-        error = _first_error(outcomes, queue)
+        error = first_error(outcomes, queue)
         if isinstance(error, BodyTooLarge):
             error = self._too_large(queue, max(entries[at][1] for at in unconfirmed))
         if not confirmed:
@@ -267,7 +255,7 @@ class SqsBroker:
         self._deleted.update(delivery.receipt for delivery in left if delivery.receipt not in gone)
         return lapsed
 
-    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0) -> Lapsed:
+    def release(self, deliveries: Sequence[Delivery], delay_s: float = 0.0, *, count: bool = True) -> Lapsed:
         hidden_s = release_visibility_s(delay_s)
         if hidden_s < delay_s:
             log.warning("sqs holds a message back for %d s at most; asked for %g s", hidden_s, delay_s)
@@ -282,7 +270,7 @@ class SqsBroker:
         for queue, group in groupby(deliveries, key=lambda delivery: delivery.queue):
             held = list(group)
 
-            def settle(chunk: list[int], queue: str = queue, held: list[Delivery] = held) -> Outcome:
+            def settle(chunk: list[int], queue: str = queue, held: list[Delivery] = held) -> SqsOutcome:
                 entries = {at: {"ReceiptHandle": held[at].receipt, **more} for at in chunk}
                 return self._batch(operation, queue, entries)
 
@@ -292,7 +280,7 @@ class SqsBroker:
             outcomes = self._at_once(settle, chunks)
             lost = {at for outcome in outcomes for at, why in outcome.refused.items() if has_lapsed(why)}
             if any(outcome.error or outcome.refused.keys() - lost for outcome in outcomes):
-                raise _first_error(outcomes, queue)
+                raise first_error(outcomes, queue)
             lapsed += [held[at] for at in sorted(lost)]
         return tuple(lapsed)
 
@@ -326,25 +314,25 @@ class SqsBroker:
 
     # -- requests
 
-    def _batch(self, operation: str, queue: str, entries: dict[int, dict[str, Any]]) -> Outcome:
+    def _batch(self, operation: str, queue: str, entries: dict[int, dict[str, Any]]) -> SqsOutcome:
         chunk = list(entries)
         try:
             answer = self._call(
                 operation, queue, Entries=[{"Id": str(at), **entry} for at, entry in entries.items()]
             )
         except BrokerError as exc:
-            return Outcome(chunk, {}, exc)
-        return Outcome(chunk, {int(failure["Id"]): failure for failure in answer.get("Failed") or ()})
+            return SqsOutcome(chunk, {}, exc)
+        return SqsOutcome(chunk, {int(failure["Id"]): failure for failure in answer.get("Failed") or ()})
 
-    def _at_once(self, call: Callable[[list[int]], Outcome], chunks: list[list[int]]) -> list[Outcome]:
+    def _at_once(self, call: Callable[[list[int]], SqsOutcome], chunks: list[list[int]]) -> list[SqsOutcome]:
         if len(chunks) < 2:
             return [call(chunk) for chunk in chunks]
         return list(self._pool.map(call, chunks))
 
     @staticmethod
-    def _in_order(call: Callable[[list[int]], Outcome], chunks: list[list[int]]) -> list[Outcome]:
+    def _in_order(call: Callable[[list[int]], SqsOutcome], chunks: list[list[int]]) -> list[SqsOutcome]:
         """One after the other, and nothing after a failure: a gap must not be overtaken."""
-        outcomes: list[Outcome] = []
+        outcomes: list[SqsOutcome] = []
         for chunk in chunks:
             outcomes.append(call(chunk))
             if outcomes[-1].error or outcomes[-1].refused:
@@ -379,17 +367,6 @@ class SqsBroker:
         if attributes and self._content_dedup:
             attributes["ContentBasedDeduplication"] = "true"
         return str(self._client.create_queue(QueueName=queue, Attributes=attributes)["QueueUrl"])
-
-
-def _first_error(outcomes: Sequence[Outcome], queue: str) -> BrokerError:
-    for outcome in outcomes:
-        if outcome.error is not None:
-            return outcome.error
-    for outcome in outcomes:
-        for why in outcome.refused.values():
-            if not has_lapsed(why):
-                return meaning(str(why.get("Code", "")), str(why.get("Message", "")), queue)
-    return BrokerError("SQS gave no reason", broker="sqs", queue=queue)
 
 
 def _lease_s(url: BrokerUrl) -> float:

@@ -8,7 +8,7 @@ from typing import Final
 from shinar.errors import ContractError, Unsupported
 
 #: Longest DelaySeconds of a message.
-MAX_DELAY_S: Final = 900
+MAX_DELAY_SECONDS: Final = 900
 #: Longest visibility timeout: twelve hours.
 MAX_VISIBILITY_S: Final = 43_200
 FIFO: Final = ".fifo"
@@ -29,11 +29,11 @@ def publish_delay_s(fifo: bool, seconds: float) -> int:
             "delay a single message of a FIFO queue",
             "set DelaySeconds on the queue, or use a standard one",
         )
-    if whole_s > MAX_DELAY_S:
+    if whole_s > MAX_DELAY_SECONDS:
         raise Unsupported(
             "sqs",
             f"delay a message by {whole_s} s",
-            f"the longest delay is {MAX_DELAY_S} s; keep it elsewhere until it is nearly due",
+            f"the longest delay is {MAX_DELAY_SECONDS} s; keep it elsewhere until it is nearly due",
         )
     return whole_s
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shinar.brokers.contract import Delivery, Outgoing
-from shinar.brokers.projection import TABLES, contract_properties, project, user_headers
+from shinar.brokers.projection import contract_properties, project, user_headers
 from shinar.brokers.sqs.limits import is_fifo, publish_delay_s
+from shinar.brokers.sqs.projection import PROJECTION
 from shinar.errors import BodyTooLarge, ContractError
 
 #: Entries of one batch request, whatever the operation.
@@ -53,7 +54,7 @@ class Writing:
 
 def entry(writing: Writing, message: Outgoing, origin: Delivery | None = None) -> tuple[Entry, int]:
     """The entry and the bytes it counts for. `origin` is given for a copy of a delivery."""
-    headers = project("sqs", message).headers
+    headers = project(PROJECTION, message).headers
     attributes = attributes_of(headers, copy=origin is not None)
     text = _text(message.body, copy=origin is not None)
     made: Entry = {"MessageBody": text, "MessageAttributes": attributes}
@@ -132,7 +133,7 @@ def _text(body: bytes, *, copy: bool) -> str:
 def attributes_of(headers: Mapping[str, Any], *, copy: bool) -> Entry:
     made: Entry = {}
     for name, value in headers.items():
-        ours = name in TABLES["sqs"]
+        ours = name in PROJECTION
         if _ILLEGAL.search(value) or not (ours or (_NAME.fullmatch(name) and len(name) <= 256)):
             if ours:  # a redundant view of the body: a dead letter must be written all the same
                 continue

@@ -10,17 +10,16 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.brokers.registry import ROWS
+from shinar.brokers import registry
 from shinar.cli.support.output import Progress, Stopper, add_output, emit
 from shinar.errors import ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.bridge import Counts
     from shinar.brokers import BrokerUrl
 
 _LOCAL: Final = ("", "127.0.0.1", "[::1]")
-#: Options that lead to other messages; the rest only say how to get there.
-_ELSEWHERE: Final = ("layout", "laravel", "prefix", "hash_tags", "endpoint", "host", "unix_socket")
 
 EXAMPLES = """examples:
   shinar bridge amqp://localhost/orders sqs://eu-west-1/orders --rate 500
@@ -55,7 +54,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shinar.bridge import Counts, Place, Plan, bridge
+    from shinar.bridge import BridgePlan, BrokerQueue, Counts, bridge
     from shinar.brokers import connect, parse
 
     source_url, target_url = parse(args.source), parse(args.target)
@@ -63,21 +62,21 @@ def run(args: argparse.Namespace) -> int:
     _check(args, bool(source_url.queue))
     target_queue = target_url.queue or source_url.queue
     if same_place(target_url, target_queue, source_url, source_url.queue):
-        raise ConfigError("is the source itself", setting="target")
+        raise ConfigError("this is the same queue as the source; name another one", setting="target")
     if refused_url is not None:
         _check_refused_to(refused_url, source_url)
-    plan = Plan(args.copy, args.follow, args.skip, args.limit, args.rate)
+    plan = BridgePlan(args.copy, args.follow, args.skip, args.limit, args.rate)
     word = "copied" if args.copy else "moved"
     progress = Progress(word, args.limit, quiet=args.quiet)
     counts = Counts()
     try:
         with ExitStack() as opened:
             source = opened.enter_context(closing(connect(source_url)))
-            # With its queue, because what a broker can do may hang on it (an SQS .fifo drops repeats).
+            # With its queue, because what a broker can do may hang on it (one kind of queue drops repeats).
             target = opened.enter_context(closing(connect(replace(target_url, queue=target_queue))))
             aside = None
             if refused_url is not None:
-                aside = Place(opened.enter_context(closing(connect(refused_url))), refused_url.queue)
+                aside = BrokerQueue(opened.enter_context(closing(connect(refused_url))), refused_url.queue)
             stopper = opened.enter_context(Stopper(quiet=args.quiet))
             steps = bridge(
                 source,
@@ -101,23 +100,23 @@ def same_place(one: BrokerUrl, queue: str, other: BrokerUrl, other_queue: str) -
     """Do both name the same queue, however they are written? A bridge between them goes round for ever."""
     if (one.scheme, queue) != (other.scheme, other_queue):
         return False
-    if any(one.option(name) != other.option(name) for name in _ELSEWHERE):
+    row = registry.row(one.scheme)
+    if any(one.option(name) != other.option(name) for name in row.place_options):
         return False
-    row = ROWS[one.scheme]
     if row.path == "file":
         paths = [os.path.realpath(url.netloc + url.path) for url in (one, other)]
         return paths[0] == paths[1]
-    return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one) & _hosts(other))
+    return (one.path or row.home) == (other.path or row.home) and bool(_hosts(one, row) & _hosts(other, row))
 
 
-def _hosts(url: BrokerUrl) -> set[str]:
+def _hosts(url: BrokerUrl, row: registry.Row) -> set[str]:
     """host:port of each; one in common, and it is the same server or cluster."""
     found = set()
     for part in url.netloc.split(","):
         host, colon, port = part.rpartition(":")
         if not (colon and port.isdecimal()):
             host, port = part, str(url.usual_port)
-        name = host if url.scheme == "memory" else host.lower()
+        name = host if row.host_is_name else host.lower()
         found.add(f"{'localhost' if name in _LOCAL else name}:{port}")
     return found
 
@@ -126,7 +125,7 @@ def _check_refused_to(url: BrokerUrl, source: BrokerUrl) -> None:
     if not url.queue:
         raise ConfigError("must name a queue", setting="--refused-to")
     if same_place(url, url.queue, source, source.queue):
-        raise ConfigError("is the source itself", setting="--refused-to")
+        raise ConfigError("this is the same queue as the source; name another one", setting="--refused-to")
 
 
 def _check(args: argparse.Namespace, named: bool) -> None:
@@ -137,9 +136,9 @@ def _check(args: argparse.Namespace, named: bool) -> None:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ConfigError("must be a number of more than 0", setting=f"--{name}")
     if args.skip < 0 or (args.skip and not args.copy):
-        raise ConfigError("is a number of messages, and goes with --copy", setting="--skip")
+        raise ConfigError("give a number of messages of at least 0, and use it with --copy", setting="--skip")
     if args.follow and args.copy:
-        raise ConfigError("moves; a copy is of what is there now", setting="--follow")
+        raise ConfigError("cannot be combined with --copy, which ends by itself", setting="--follow")
 
 
 def _tell(args: argparse.Namespace, counts: Counts, word: str) -> None:
@@ -149,10 +148,10 @@ def _tell(args: argparse.Namespace, counts: Counts, word: str) -> None:
     elif not args.quiet:
         line = f"received {counts.received:,} = {word} {counts.sent:,} + refused {counts.refused:,}"
         if counts.lapsed:
-            line += f"; {counts.lapsed:,} leases had ended, the source hands those out again"
+            line += f"; {counts.lapsed:,} leases had ended; the source delivers those messages again"
         print(line, file=sys.stderr)
     if not args.quiet:
         if counts.stopped:
-            print(counts.stopped, file=sys.stderr)
+            print(printable(counts.stopped), file=sys.stderr)
         elif counts.refusal:
-            print(f"the first one refused: {counts.refusal}", file=sys.stderr)
+            print(f"the first one refused: {printable(counts.refusal)}", file=sys.stderr)

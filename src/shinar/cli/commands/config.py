@@ -8,14 +8,29 @@ from typing import Any
 from shinar.cli.support.output import add_output, emit, settings_of
 from shinar.cli.support.settings import SETTINGS
 
+EXAMPLES = """examples:
+  shinar config show --origin
+  SHINAR_CONCURRENCY=8 shinar config show --json
+A setting comes from its flag, else from SHINAR_<NAME> (or the file that SHINAR_<NAME>_FILE names), else from
+shinar.toml in the working directory (or the file that SHINAR_CONFIG names), else it has its default.
+"""
+
 
 def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "config", help="show settings and where they come from"
+        "config",
+        help="print settings and where they come from",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print every setting")
-    show.add_argument("--origin", action="store_true", help="also where each value came from")
+    show = actions.add_parser(
+        "show",
+        help="print every setting",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.add_argument("--origin", action="store_true", help="also print where each value comes from")
     add_output(show)
     show.set_defaults(run=run)
 
@@ -23,11 +38,11 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     settings = settings_of(argparse.Namespace())
     for name in SETTINGS:
-        row = {"setting": name, "value": settings.shown(name), "origin": settings.origin(name)}
+        value, origin = settings.shown(name), settings.origin(name)
         if args.json:
-            emit(row)
+            emit({"setting": name, "value": value, "origin": origin})
         elif args.origin:
-            print(f"{name:<20} {row['value'] or '-':<30} {row['origin']}")
+            print(f"{name:<20} {'-' if value == '' else value!s:<30} {origin}")
         else:
-            print(f"{name:<20} {row['value'] or '-'}")
+            print(f"{name:<20} {'-' if value == '' else value}")
     return 0

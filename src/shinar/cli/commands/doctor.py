@@ -1,4 +1,4 @@
-"""`shinar doctor`: is everything there to run this? Java, Spark, extras, and a broker if given."""
+"""`shinar doctor`: checks what Shinar needs to run: Python, extras, Java, and the brokers given."""
 
 from __future__ import annotations
 
@@ -15,17 +15,8 @@ from shinar.cli.support.output import add_output, emit, settings_of, with_token
 from shinar.cli.support.settings import Settings
 from shinar.errors import ShinarError
 
-#: extra -> distribution that must be installed for it
+#: Extras that are not a broker's -> distribution that must be installed for it
 EXTRAS = {
-    "redis": "redis",
-    "rabbitmq": "pika",
-    "sqs": "boto3",
-    "servicebus": "azure-servicebus",
-    "pulsar": "pulsar-client",
-    "kafka": "confluent-kafka",
-    "artemis": "python-qpid-proton",
-    "postgresql": "psycopg",
-    "mysql": "pymysql",
     "schemas": "jsonschema",
     "crypto": "cryptography",
     "otel": "opentelemetry-api",
@@ -37,15 +28,25 @@ class Check(NamedTuple):
     name: str
     ok: bool
     text: str
-    #: False: good to have, but nothing asked for is broken without it.
+    #: False: optional, so a failed check does not fail the command.
     needed: bool = True
+
+
+EXAMPLES = """examples:
+  shinar doctor
+  shinar doctor redis://localhost/orders phpmq://localhost:9100
+The exit code is 1 when a check fails that something needs; a missing extra alone is not a failure.
+"""
 
 
 def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="check Java, Spark, extras and connections"
+        "doctor",
+        help="check Java, Spark, extras and connections",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", nargs="*", help="broker URLs to connect to")
+    parser.add_argument("url", nargs="*", help="brokers to connect to")
     add_output(parser)
     parser.set_defaults(run=run)
 
@@ -67,12 +68,17 @@ def _python() -> Check:
 
 
 def _extras() -> list[Check]:
+    from shinar.brokers.registry import ROWS, plugins
+
     found = []
-    for extra, package in EXTRAS.items():
+    brokers = {row.extra: row.distribution for row in ROWS.values() if row.extra}
+    for extra, package in {**brokers, **EXTRAS}.items():
         try:
             found.append(Check(extra, True, f"{package} {importlib.metadata.version(package)}", needed=False))
         except importlib.metadata.PackageNotFoundError:
             found.append(Check(extra, False, f"pip install 'shinar[{extra}]'", needed=False))
+    for scheme, problem in plugins().items():
+        found.append(Check(f"{scheme}://", not problem, problem or "a broker of another distribution"))
     return found
 
 
@@ -91,7 +97,7 @@ def _broker(text: str, settings: Settings) -> Check:
     from shinar.brokers import connect, parse
 
     try:
-        url = with_token(parse(text), settings)
+        url = with_token(parse(text), settings, named_by=None)
         broker = connect(url)
         try:
             depth = broker.depth(url.queue) if url.queue else None

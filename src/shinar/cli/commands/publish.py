@@ -54,11 +54,16 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shinar.brokers.registry import traits
     from shinar.producer import Producer
 
     _sort(args)
     settings = settings_of(args)
     url, queue = address(args, settings)
+    if not traits(url).shared:
+        print(
+            f"warning: {url.scheme}:// lives in this process only; the message ends with it", file=sys.stderr
+        )
     validate = None
     if settings["registry"]:
         from shinar.schemas import Registry
@@ -90,13 +95,18 @@ def _sort(args: argparse.Namespace) -> None:
     if args.place and "://" not in args.place and args.data is None:
         args.urn, args.data, args.place = args.place, args.urn, None
     if args.place and args.url:
-        raise ConfigError("is given twice, as a word and with --url", setting="url")
+        raise ConfigError("give the URL once: as the first argument or with --url", setting="url")
     args.url = args.place or args.url
+    if args.urn and args.urn.lstrip().startswith(("{", "[", '"')):
+        raise ContractError(
+            "this is data, and the URN is missing; write shinar publish URL urn:babel:orders:created '{...}'",
+            pointer=None,
+        )
     if args.lines:
         for name in ("urn", "trace_id", "key"):
             if getattr(args, name):
                 flag = name if name == "urn" else f"--{name.replace('_', '-')}"
-                raise ConfigError("is about one message, and --lines reads many", setting=flag)
+                raise ConfigError("applies to one message and cannot be combined with --lines", setting=flag)
 
 
 def _publish_lines(args: argparse.Namespace, producer: Any, headers: dict[str, str], lines: _Lines) -> int:
@@ -111,7 +121,7 @@ def _publish_lines(args: argparse.Namespace, producer: Any, headers: dict[str, s
         for batch in _batches(lines.bodies(source)):
             progress.add(producer.send_bodies(batch, headers=headers, delay_s=args.delay_s))
     except ShinarError:
-        print(f"{progress.count:,} messages were sent before this:", file=sys.stderr)
+        print(f"{progress.count:,} messages were sent before this error:", file=sys.stderr)
         raise
     finally:
         progress.done()
@@ -155,7 +165,7 @@ class _Lines:
             message, body = verdict.message, text
             if message is None:
                 why = " ".join(part for part in (str(verdict.reason), verdict.pointer) if part)
-                raise ContractError(f"it is no envelope ({why}); see `shinar inspect`")
+                raise ContractError(f"it is not a valid envelope ({why}); see `shinar inspect`")
         else:
             if not isinstance(row.get("urn"), str):
                 raise ContractError("it has neither an envelope nor a urn")

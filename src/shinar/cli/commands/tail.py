@@ -1,34 +1,45 @@
-"""`shinar tail`: look at a queue's messages without consuming, ageing or re-ordering them."""
+"""`shinar tail`: print a queue's messages without consuming, ageing or re-ordering them."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import sys
-import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shinar.cli.support.messages import describe, print_description
 from shinar.cli.support.output import add_output, add_settings, address, emit, settings_of
+from shinar.cli.support.parser import count, some_seconds
+from shinar.clock import SYSTEM
+
+if TYPE_CHECKING:
+    from shinar.brokers import Broker, BrokerUrl, Delivery
 
 EXAMPLES = """examples:
   shinar tail phpmq://localhost/emails --limit 5
   shinar tail redis://localhost/orders --follow --json
-a broker that cannot be read without consuming (SQS, RabbitMQ) says so; nothing is taken from it.
+  shinar tail postgresql://localhost/shop/orders
+Brokers that cannot be read without consuming are refused; nothing is taken from them.
 """
 
 
 def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "tail",
-        help="look at the messages of a queue without consuming them",
+        help="print the messages of a queue without consuming them",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", nargs="?", help="broker URL with the queue")
-    parser.add_argument("--limit", type=int, help="show at most so many")
-    parser.add_argument("--follow", action="store_true", help="go on with new messages until Ctrl-C")
-    parser.add_argument("--interval-s", type=float, default=1.0, help="how often --follow looks")
+    parser.add_argument("--limit", type=count, help="print at most this many messages")
+    parser.add_argument("--follow", action="store_true", help="continue with new messages until Ctrl-C")
+    parser.add_argument(
+        "--interval-s",
+        type=some_seconds,
+        default=1.0,
+        help="seconds between two looks of --follow (default 1)",
+    )
     add_settings(parser, "queue")
     add_output(parser)
     parser.set_defaults(run=run)
@@ -37,38 +48,61 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from shinar.brokers import connect
 
-    settings = settings_of(args)
-    url, queue = address(args, settings)
+    url, queue = address(args, settings_of(args))
     broker = connect(url)
-    shown = 0
-    seen: Counter[str] = Counter()
     try:
-        while True:
-            present: Counter[str] = Counter()
-            for delivery in broker.browse(queue, args.limit):
-                # Not every broker tells positions (Artemis); then equal bodies are told apart by counting.
-                place = delivery.position or hashlib.sha256(delivery.body).hexdigest()
-                present[place] += 1
-                if present[place] <= seen[place]:
-                    continue
-                _show(args, delivery)
-                shown += 1
-                if args.limit and shown >= args.limit:
-                    return 0
-            seen = present  # what is gone from the queue need not be remembered
-            if not args.follow:
-                return 0
-            sys.stdout.flush()  # whoever reads a pipe must not wait for a full buffer
-            time.sleep(args.interval_s)
+        shown = _print_messages(args, broker, queue)
+        if not shown and not args.quiet:
+            _explain_nothing(broker, url, queue)
     finally:
         broker.close()
+    return 0
 
 
-def _show(args: argparse.Namespace, delivery: Any) -> None:
-    from shinar.cli.commands.inspect import describe, print_description
+def _print_messages(args: argparse.Namespace, broker: Broker, queue: str) -> int:
+    shown = 0
+    seen: Counter[str] = Counter()
+    while True:
+        present: Counter[str] = Counter()
+        for delivery in broker.browse(queue, args.limit):
+            # Not every broker reports positions; without one, equal bodies are told apart by counting them.
+            identity = delivery.position or hashlib.sha256(delivery.body).hexdigest()
+            present[identity] += 1
+            if present[identity] <= seen[identity]:
+                continue
+            _print_message(args, delivery)
+            shown += 1
+            if args.limit and shown >= args.limit:
+                return shown
+        seen = present  # messages that left the queue are forgotten
+        if not args.follow:
+            return shown
+        sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer
+        SYSTEM.sleep(args.interval_s)
 
+
+def _print_message(args: argparse.Namespace, delivery: Delivery) -> None:
     described = describe(delivery.body, headers=dict(delivery.headers), position=delivery.position)
     if args.json:
         emit(described)
     else:
         print_description(described)
+
+
+def _explain_nothing(broker: Broker, url: BrokerUrl, queue: str) -> None:
+    """Silence could mean an empty queue, a misspelt name, or messages that a consumer has reserved."""
+    depth = broker.depth(queue) if broker.traits.depth else None
+    waiting = (
+        [
+            f"{number:,} {what}"
+            for what, number in (("reserved", depth.reserved), ("delayed", depth.delayed))
+            if number
+        ]
+        if depth
+        else []
+    )
+    if waiting:
+        text = f"no message of {queue!r} is ready: {', '.join(waiting)}"
+    else:
+        text = f"no such queue, or it is empty: {queue!r} on {url}"
+    print(f"shinar: {text}", file=sys.stderr)

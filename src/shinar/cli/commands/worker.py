@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import logging
+import os
 import signal
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from shinar.cli.support.output import add_output, add_settings, address, emit, settings_of
 from shinar.cli.support.settings import Settings
+from shinar.cli.support.user_code import load_object
 from shinar.errors import ConfigError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
+#: Exit code after a second signal, as of any interrupted command.
+INTERRUPTED: Final = 130
+#: Client libraries that tell their inner life at info; they get through from warning on, or at debug.
+TALKATIVE: Final = (
+    "asyncio",
+    "azure",
+    "boto3",
+    "botocore",
+    "confluent_kafka",
+    "pika",
+    "pulsar",
+    "urllib3",
+    "uamqp",
+)
 
 EXAMPLES = """examples:
   shinar worker app:handlers --url phpmq://localhost/emails --concurrency 8
   shinar worker app:handlers --url sqs://eu-west-1/orders --until-empty
+  shinar worker app:handlers --url redis://localhost --queue orders=3 --queue emails
 app:handlers names a shinar.Handlers, or a mapping of URN to function, in module app.
-Ctrl-C or SIGTERM once finishes what is in hand; twice hands it back at once.
+Ctrl-C or SIGTERM once finishes what is in hand; twice hands it back and exits with 130; a third time exits
+at once, whatever a handler is doing.
 """
 
 
@@ -42,29 +59,38 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--idempotency", metavar="URL", help="store of handled ids: sqlite:///…, redis://…, memory://"
     )
+    parser.add_argument(
+        "--queue",
+        action="append",
+        metavar="NAME[=WEIGHT]",
+        help="queue, if the URL names none; several with --queue a --queue b=3 (b has weight 3)",
+    )
+    parser.add_argument("--tracebacks", action="store_true", help="log the traceback of every failure")
     add_settings(
         parser,
-        *("url", "queue", "concurrency", "prefetch", "max_attempts", "on_unknown_urn", "on_exhausted"),
+        *("url", "concurrency", "prefetch", "max_attempts", "on_unknown_urn", "on_exhausted"),
         *("backoff_base_s", "backoff_multiplier", "backoff_max_s", "backoff_jitter", "dead_letter_queue"),
-        *("stop_timeout_s", "registry", "metrics_port", "log_level", "log_format"),
+        *("stop_timeout_s", "registry", "metrics_port", "metrics_host", "log_level", "log_format"),
     )
     add_output(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shinar.observe import Metrics, setup_logging
-    from shinar.worker import Endpoint, Limits, Worker
+    from shinar.observe import Metrics
+    from shinar.worker import Limits, Worker
 
+    queues = _queues(args.queue or [])
+    args.queue = next(iter(queues), None)
     settings = settings_of(args)
     _check(settings)
-    setup_logging(level=settings["log_level"], json_lines=settings["log_format"] == "json")
+    _log(settings)
     url, queue = address(args, settings)
     metrics = Metrics()
     worker = Worker(
         url,
         _handlers(args.handlers),
-        queue=queue,
+        queue=queues or queue,
         policy=policy_of(settings),
         steps=_steps(args, settings, metrics),
         concurrency=settings["concurrency"],
@@ -76,38 +102,106 @@ def run(args: argparse.Namespace) -> int:
             max_memory_mb=args.max_memory_mb,
         ),
         stop_timeout_s=settings["stop_timeout_s"],
+        tracebacks=args.tracebacks,
         metrics=metrics,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: worker.stop())
-    endpoint = None
-    if settings["metrics_port"]:
-        try:
-            endpoint = Endpoint(metrics, worker.health, port=settings["metrics_port"])
-        except (OSError, OverflowError) as exc:
-            text = f"port {settings['metrics_port']} cannot be served: {exc}"
-            raise ConfigError(text, setting="metrics_port") from None
+    signals = Signals(worker.stop)
+    endpoint = _endpoint(settings, metrics, worker.health)
     try:
         report = worker.run()
     finally:
         if endpoint is not None:
             endpoint.close()
+    _tell(args, settings, report)
+    if signals.count > 1:
+        return INTERRUPTED
+    return 1 if report.count("unsettled") else 0
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first and second stop the worker, a third ends the process where it stands."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self.count = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self.count += 1
+        if self.count > 2:  # a handler that blocks is not waited for; its message comes back with its lease
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(INTERRUPTED)
+        self._stop()
+
+
+def _queues(words: list[str]) -> dict[str, int]:
+    """`a`, `b=3` -> names and weights."""
+    found: dict[str, int] = {}
+    for word in words:
+        if "," in word:
+            separate = " ".join(f"--queue {name.strip()}" for name in word.split(","))
+            raise ConfigError(f"{word!r} is one name; for several queues write {separate}", setting="--queue")
+        name, equals, weight = word.rpartition("=")
+        if not (equals and weight.isdecimal()):
+            name, weight = word, "1"
+        if name in found:
+            raise ConfigError(
+                f"{name} is given twice; write {name}=2 for twice the weight", setting="--queue"
+            )
+        found[name] = int(weight)
+    return found
+
+
+def _log(settings: Settings) -> None:
+    """What handlers log comes in the same format as ours, with the fields of the message they handle."""
+    from shinar.observe import setup_logging
+    from shinar.worker.context import log_fields
+
+    level = settings["log_level"].lower()
+    setup_logging(
+        level=level, json_lines=settings["log_format"].lower() == "json", logger="", fields=log_fields
+    )
+    if level == "info":
+        for name in TALKATIVE:
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _endpoint(settings: Settings, metrics: Any, health: Any) -> Any:
+    from shinar.worker import Endpoint
+
+    host, port = settings["metrics_host"], settings["metrics_port"]
+    if not port:
+        return None
+    try:
+        return Endpoint(metrics, health, host, port)
+    except (OSError, OverflowError) as exc:
+        raise ConfigError(f"{host} port {port} cannot be served: {exc}", setting="metrics_port") from None
+
+
+def _tell(args: argparse.Namespace, settings: Settings, report: Any) -> None:
     if args.json:
         emit({"received": report.received, "outcomes": report.counts, "stopped_by": report.stopped_by})
-    elif not args.quiet:
-        counts = (
-            ", ".join(f"{count:,} {name}" for name, count in sorted(report.counts.items())) or "nothing to do"
-        )
-        print(f"received {report.received:,}: {counts} (stopped by {report.stopped_by})", file=sys.stderr)
-    return 1 if report.count("unsettled") else 0
+        return
+    if args.quiet:
+        return
+    counts = (
+        ", ".join(f"{count:,} {name}" for name, count in sorted(report.counts.items())) or "nothing to do"
+    )
+    text = f"received {report.received:,}: {counts} (stopped by {report.stopped_by})"
+    if settings["log_format"].lower() == "json":
+        logging.getLogger("shinar.worker").info(text)
+    else:
+        print(text, file=sys.stderr)
 
 
 def _check(settings: Settings) -> None:
     for name, known in (("log_level", LEVELS), ("log_format", FORMATS)):
         if settings[name].lower() not in known:
-            raise ConfigError(f"{settings[name]!r} is none of {', '.join(known)}", setting=name)
+            raise ConfigError(f"{settings[name]!r} is not one of {', '.join(known)}", setting=name)
     if settings["prefetch"] < 0:
-        raise ConfigError("must not be negative; 0 chooses", setting="prefetch")
+        raise ConfigError("must not be negative; 0 lets the worker choose", setting="prefetch")
     if settings["concurrency"] < 1:
         raise ConfigError("must be at least 1", setting="concurrency")
 
@@ -115,28 +209,11 @@ def _check(settings: Settings) -> None:
 def _handlers(text: str) -> Any:
     from shinar.worker import Handlers
 
-    found = load_handlers(text)
+    found = load_object(text, "handlers", "app:handlers")
     if not isinstance(found, (Handlers, Mapping)):
         kind = type(found).__name__
         raise ConfigError(f"{text} is a {kind}, neither Handlers nor a mapping of URNs", setting="handlers")
     return found
-
-
-def load_handlers(text: str) -> Any:
-    module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"{text!r}: write module:name, such as app:handlers", setting="handlers")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        if exc.name != module_name.split(".")[0] and exc.name != module_name:
-            raise
-        raise ConfigError(f"no module {module_name!r} here or on the path", setting="handlers") from None
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        raise ConfigError(f"module {module_name} has no {name!r}", setting="handlers") from None
 
 
 def policy_of(settings: Settings) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -72,7 +71,7 @@ def choice_of(args: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def opened(args: argparse.Namespace) -> Iterator[tuple[Broker, str]]:
     from shinar.brokers import connect
-    from shinar.redrive import side_effect
+    from shinar.redrive.letters.read import side_effect
 
     url, queue = address(args, settings_of(args))
     broker = connect(url)
@@ -108,9 +107,9 @@ def selected(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Iter
 def selected_of(
     args: argparse.Namespace, broker: Broker, queue: str, chosen: Chosen, limit: int | None = None
 ) -> Iterator[Letter]:
-    from shinar.redrive import letters
+    from shinar.redrive import read_letters
 
-    with closing(letters(broker, queue, reserve=args.reserve)) as found:
+    with closing(read_letters(broker, queue, reserve=args.reserve)) as found:
         shown = 0
         for letter in found:
             if limit is not None and shown >= limit:
@@ -155,7 +154,7 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-# -- the ledger, times, files, the user's code
+# -- the ledger, times, files
 
 
 def ledger_of(args: argparse.Namespace) -> Ledger | None:
@@ -176,6 +175,15 @@ def ledger_location(args: argparse.Namespace) -> str:
     return str(path.absolute()) if path.exists() else ""
 
 
+def without_secrets(text: str | None) -> str:
+    """A store's URL as the ledger may keep it; a folder, or a URL without a password, as it is."""
+    from shinar.brokers import parse
+    from shinar.brokers.url import MASK
+
+    masked = parse(text).masked if text and "://" in text else ""
+    return masked if MASK in masked else text or ""
+
+
 def since_ms(text: str) -> int | None:
     from shinar.cli.support.lake import moment
 
@@ -192,23 +200,3 @@ def ids_of(file: str | None) -> tuple[str, ...]:
         raise ConfigError(f"{file} cannot be read: {exc.strerror}", setting="--ids") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{file} is not UTF-8; write one id per line", setting="--ids") from None
-
-
-def load_object(text: str, setting: str) -> Any:
-    """`module:name` of the user's code, from the working directory or the path."""
-    module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"{text!r}: write module:name, such as app:fix", setting=setting)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        if exc.name not in (module_name, module_name.split(".")[0]):
-            raise
-        raise ConfigError(
-            f"there is no module {module_name!r} in the working directory or on the path", setting=setting
-        ) from None
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        raise ConfigError(f"module {module_name} has no {name!r}", setting=setting) from None

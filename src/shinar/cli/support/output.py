@@ -1,4 +1,4 @@
-"""What commands share: flags, output, progress. Results go to stdout, everything else to stderr."""
+"""Flags, output and progress that all commands have. Results go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.support.settings import SETTINGS, Settings, resolve
+from shinar.cli.support.settings import FILE, SETTINGS, Settings, resolve
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.brokers import BrokerUrl
@@ -38,8 +39,8 @@ def add_settings(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line on stdout")
-    parser.add_argument("--quiet", action="store_true", help="no progress, no summary on stderr")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no summary on stderr")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -49,6 +50,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     """(parsed URL, queue) from the command's URL and --queue; a clear error if either is missing."""
     from shinar.brokers import parse
+    from shinar.brokers.registry import row
 
     text = settings["url"]
     if not text:
@@ -56,16 +58,31 @@ def address(args: argparse.Namespace, settings: Settings) -> tuple[Any, str]:
     url = with_token(parse(text), settings)
     queue = settings["queue"] or url.queue
     if not queue:
-        raise ConfigError("name one in the URL (scheme://host/queue) or with --queue", setting="queue")
+        example = row(url.scheme).example
+        raise ConfigError(f"name one in the URL, as in {example}, or with --queue", setting="queue")
     return url, queue
 
 
-def with_token(url: BrokerUrl, settings: Settings) -> BrokerUrl:
-    """The embedded broker's URL with SHINAR_TOKEN, unless it brings a token of its own."""
-    if not settings["token"] or not url.scheme.startswith("phpmq"):
+def with_token(url: BrokerUrl, settings: Settings, *, named_by: str | None = "url") -> BrokerUrl:
+    """The URL with SHINAR_TOKEN, if its broker takes one and the URL brings none of its own.
+
+    Args:
+        named_by: The setting that led to this URL (`url`, or the `ledger` whose job has it); None when it
+            was typed on the command line whatever the settings say.
+    """
+    from shinar.brokers.registry import row
+
+    if not settings["token"] or not row(url.scheme).takes_token:
         return url
     if url.password or url.option("token", MASK) != MASK:
         return url
+    if named_by and settings.chosen_by_user("token") and not settings.chosen_by_user(named_by):
+        raise ConfigError(
+            f"is not sent to {url}, because only {FILE} in the working directory names that server; "
+            f"give the URL on the command line or in SHINAR_URL, or name the file in SHINAR_CONFIG",
+            setting="token",
+            origin=settings.origin("token"),
+        )
     return replace(url, options=MappingProxyType({**url.options, "token": settings["token"]}))
 
 
@@ -75,17 +92,18 @@ def emit(value: object) -> None:
 
 
 def as_line(value: object, encoding: str | None) -> str:
-    """JSON in the stream's own characters, escaped where they cannot be written (half an emoji)."""
+    """JSON in the stream's own characters; all escaped where some cannot be written (half an emoji) or could
+    disturb a terminal (C1 controls, bidirectional marks)."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     try:
         text.encode(encoding or "utf-8")
     except UnicodeEncodeError:
         return json.dumps(value, default=str)
-    return text
+    return text if printable(text) == text else json.dumps(value, default=str)
 
 
 def time_text(at_ms: int | None) -> str:
-    """UTC, or the number itself where it is no time (somebody writes nanoseconds)."""
+    """UTC, or the number itself where it cannot be a time (some producers write nanoseconds)."""
     if at_ms is None:
         return "-"
     try:
@@ -99,7 +117,7 @@ def colours() -> bool:
 
 
 class Stopper:
-    """The first signal lets what is in hand finish, the second ends it at once."""
+    """The first signal lets the current batch finish; the second stops at once."""
 
     def __init__(self, stop: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
         self._stop_it, self._quiet = stop, quiet
@@ -121,7 +139,7 @@ class Stopper:
         self.asked = True
         self._stop_it()
         if not self._quiet:
-            print("\nstopping after the batch in hand; once more to stop at once", file=sys.stderr)
+            print("\nstopping after the current batch; press Ctrl-C again to stop at once", file=sys.stderr)
 
 
 class Progress:
@@ -130,12 +148,12 @@ class Progress:
     def __init__(self, what: str, total: int | None = None, *, quiet: bool = False) -> None:
         self._what, self._total, self._quiet = what, total, quiet
         self._live = sys.stderr.isatty()
-        self._started_s = self._shown_s = time.monotonic()
+        self._started_s = self._shown_s = SYSTEM.monotonic_s()
         self.count = 0
 
     def add(self, amount: int = 1) -> None:
         self.count += amount
-        now_s = time.monotonic()
+        now_s = SYSTEM.monotonic_s()
         if not self._quiet and now_s - self._shown_s > (0.2 if self._live else PLAIN_PROGRESS_S):
             self._shown_s = now_s
             self._show("\r" if self._live else "", "" if self._live else "\n")
@@ -145,7 +163,7 @@ class Progress:
             self._show("\r", "\n")
 
     def _show(self, before: str, after: str) -> None:
-        spent_s = max(time.monotonic() - self._started_s, 1e-9)
+        spent_s = max(SYSTEM.monotonic_s() - self._started_s, 1e-9)
         rate = self.count / spent_s
         text = f"{self._what}: {self.count:,}"
         if self._total:

@@ -6,8 +6,9 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from shinar.cli.support.dead_letters import ids_of, load_object, since_ms
+from shinar.cli.support.dead_letters import ids_of, since_ms, without_secrets
 from shinar.cli.support.output import MASK, address, with_token
+from shinar.cli.support.user_code import load_object
 from shinar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,20 +36,22 @@ def source_of(args: argparse.Namespace, settings: Settings, job: Job) -> tuple[A
     """(URL, open source or None) of a job of the ledger."""
     from shinar.brokers import parse
     from shinar.redrive.lake import SCHEME, LakeSource, lake_url
+    from shinar.redrive.model import endpoint
 
     if job.source.startswith(f"{SCHEME}://"):
         url = lake_url(job.source.removeprefix(f"{SCHEME}://").partition("?")[0], job.queue)
         return url, LakeSource(url)
     # SHINAR_TOKEN fills in for the embedded broker's.
-    url = with_token(parse(args.url or job.source), settings)
+    named_by = "url" if args.url else "ledger"
+    url = with_token(parse(args.url or job.source), settings, named_by=named_by)
     if _masked(url) and settings["url"]:
         url = with_token(parse(settings["url"]), settings)
     if _masked(url):
         why = "the ledger keeps no passwords or tokens; give the URL again"
         raise ConfigError(f"{why}: --url {job.source}", setting="url")
-    if url.masked != job.source:
+    if endpoint(url) != job.source_key:
         raise ConfigError(
-            f"this redrive is about {job.source}; give that URL, with its options", setting="url"
+            f"redrive {job.id} is about {job.source}; {url.masked} is another server", setting="url"
         )
     return url, None
 
@@ -69,6 +72,8 @@ def spec_of(args: argparse.Namespace, settings: Settings) -> Spec:
         include_poison=args.include_poison,
         include_version=args.include_version,
         include_invalid=args.include_invalid,
+        any_target=args.any_target,
+        skip_succeeded=without_secrets(args.skip_succeeded),
         loop_limit=args.loop_limit,
         sets=tuple(args.sets),
         patch=args.patch,
@@ -116,12 +121,6 @@ def _succeeded(text: str | None) -> Any:
 
 def _masked(url: Any) -> bool:
     return MASK in (url.password, *url.options.values())
-
-
-def with_queue(url: Any, queue: str) -> Any:
-    from dataclasses import replace
-
-    return replace(url, queue=queue or url.queue)
 
 
 def rate_of(text: str) -> float:

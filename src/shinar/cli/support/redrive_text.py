@@ -22,10 +22,14 @@ WHY: Final = {
     "patch": "the change does not fit it",
     "too large": "the target does not accept a message of that size",
     "not text": "the target accepts text only",
+    "outside": "the dead letter names a queue that this dead-letter queue does not belong to; --any-target "
+    "sends it there, --to somewhere else",
+    "claimed": "claimed by another redrive; resume or cancel that one",
+    "already sent": "already sent back by another redrive",
     "gone": "not delivered: no longer in the queue, or reserved by another consumer",
 }
 #: Kinds whose first reason is worth reading.
-_TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window"})
+_TELLING: Final = frozenset({"patch", "schema", "too large", "dedup window", "outside", "claimed"})
 #: Characters of a line of the sample, and of a payload in it.
 _LINE, _PAYLOAD = 160, 400
 
@@ -66,6 +70,8 @@ def print_plan(plan: Mapping[str, Any], title: str, ids: int, out: TextIO) -> No
         print(f"  {plan['bytes']:>9,} bytes", file=out)
     for why, count in sorted(plan["why_skipped"].items()):
         print(f"  {count:>9,} skipped: {reason(why, plan['examples'])}", file=out)
+    if plan["reserved"]:
+        print(f"  {plan['reserved']:>9,} more are reserved and cannot be browsed now", file=out)
     if plan["already"]:
         print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
     if plan["died_again"]:

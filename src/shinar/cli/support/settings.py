@@ -23,6 +23,17 @@ _OTHER_NAMES: Final = frozenset(
 _SECRET: Final = frozenset({"url", "ledger", "token"})
 
 
+#: Types of settings, in words.
+_KINDS: Final[dict[type, str]] = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "a table",
+}
+
+
 class Setting(NamedTuple):
     read: Callable[[str], Any]
     default: Any
@@ -44,7 +55,8 @@ SETTINGS: Final[dict[str, Setting]] = {
     "dead_letter_queue": Setting(str, "", "name of the dead-letter queue; the broker's usual one if empty"),
     "stop_timeout_s": Setting(float, 25.0, "time for handlers to finish after the first signal"),
     "registry": Setting(str, "", "registry.json with payload schemas"),
-    "metrics_port": Setting(int, 0, "serve /metrics, /healthz and /readyz on this loopback port"),
+    "metrics_port": Setting(int, 0, "serve /metrics, /healthz and /readyz on this port"),
+    "metrics_host": Setting(str, "127.0.0.1", "address for the metrics port; 0.0.0.0 for all of them"),
     "log_level": Setting(str, "info", "debug, info, warning or error"),
     "log_format": Setting(str, "text", "text or json"),
     "lake": Setting(str, "", "folder of the tables"),
@@ -57,6 +69,9 @@ SETTINGS: Final[dict[str, Setting]] = {
 class Value(NamedTuple):
     value: Any
     origin: str
+    #: False for shinar.toml in the working directory, which may be somebody else's: a secret of the
+    #: environment must not go to a server that only this file names.
+    chosen_by_user: bool = True
 
 
 class Settings:
@@ -71,8 +86,11 @@ class Settings:
     def origin(self, name: str) -> str:
         return self._values[name].origin
 
-    def shown(self, name: str) -> str:
-        """The value for people: secrets masked."""
+    def chosen_by_user(self, name: str) -> bool:
+        return self._values[name].chosen_by_user
+
+    def shown(self, name: str) -> Any:
+        """The value for people: secrets are masked."""
         value = self[name]
         if name == "token" and value:
             return "***"
@@ -83,7 +101,7 @@ class Settings:
                 return str(parse(value))
             except UsageError:
                 return "***"
-        return str(value)
+        return value
 
 
 def resolve(flags: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Settings:
@@ -134,9 +152,9 @@ def _from_file(env: Mapping[str, str]) -> dict[str, Value]:
         if type(value) is int and wanted is float:
             value = float(value)
         if type(value) is not wanted:
-            text = f"is a {type(value).__name__}; it must be a {wanted.__name__}"
+            text = f"must be {_KINDS[wanted]}, not {_KINDS.get(type(value), type(value).__name__)}"
             raise ConfigError(text, setting=name, origin=str(path))
-        found[name] = Value(value, f"file {path}")
+        found[name] = Value(value, f"file {path}", chosen_by_user=bool(named))
     return found
 
 
@@ -144,12 +162,12 @@ def _require_known(name: str, origin: str) -> None:
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"there is no such setting{hint}", setting=name, origin=origin)
+        raise ConfigError(f"unknown setting{hint}", setting=name, origin=origin)
 
 
 def _read(name: str, text: str, origin: str) -> Any:
     try:
         return SETTINGS[name].read(text)
     except ValueError:
-        kind = type(SETTINGS[name].default).__name__
-        raise ConfigError(f"{text!r} is not a {kind}", setting=name, origin=origin) from None
+        kind = _KINDS[type(SETTINGS[name].default)]
+        raise ConfigError(f"must be {kind}, not {text!r}", setting=name, origin=origin) from None

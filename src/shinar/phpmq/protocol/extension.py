@@ -16,6 +16,8 @@ from shinar.phpmq.protocol.wire import Type
 
 #: Version of the extension, said in hello and welcome.
 EXTENSION: Final = 1
+#: Feature of a server, said in its welcome: a release may leave the delivery uncounted.
+UNCOUNTED_RELEASE: Final = "uncounted-release"
 #: Numbers a peer may send: none that a sum with the time of day could push over 63 bits.
 Tag = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Millis = Annotated[int, msgspec.Meta(ge=0, le=2**43)]
@@ -39,6 +41,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     max_payload_bytes: int
     #: Lease of a reserve that asks for none.
     lease_ms: Millis
+    #: What the server can do beyond version 1.
+    features: list[str] = msgspec.field(default_factory=list)
 
 
 class Extra(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +116,8 @@ class Release(msgspec.Struct, frozen=True, array_like=True):
     tag: Tag
     held: list[Held]
     delay_ms: Millis = 0
+    #: False: as if the messages had not been handed out this time. Needs the feature `uncounted-release`.
+    counted: bool = True
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True):
@@ -158,7 +164,7 @@ class Queues(msgspec.Struct, frozen=True, array_like=True):
     tag: Tag
 
 
-class QueueFigures(msgspec.Struct, frozen=True, array_like=True):
+class QueueMetrics(msgspec.Struct, frozen=True, array_like=True):
     name: str
     ready: int
     reserved: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from shinar.phpmq.engine import DispatchForm, Options
 from shinar.phpmq.server.access import Access, Rights
-from shinar.phpmq.server.listen import DEFAULT_PORT, Listener, Server
-from shinar.phpmq.server.options import DispatchForm, Options
+from shinar.phpmq.server.hub import DEFAULT_PORT, Listener
+from shinar.phpmq.server.listen import Server
+from shinar.phpmq.server.metrics_endpoint import MetricsListener
 from shinar.phpmq.server.thread import ServerThread, serve_in_thread
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "Access",
     "DispatchForm",
     "Listener",
+    "MetricsListener",
     "Options",
     "Rights",
     "Server",

@@ -10,7 +10,7 @@ import fnmatch
 import hashlib
 import hmac
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +22,10 @@ class Rights:
     """What one client may touch; patterns are shell globs over queue names."""
 
     name: str
-    read: tuple[str, ...] = ("*",)
-    write: tuple[str, ...] = ("*",)
-    admin: bool = True
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    #: Status, flush, transfer and metrics.
+    admin: bool = False
 
     def may_read(self, queue: str) -> bool:
         return any(fnmatch.fnmatchcase(queue, pattern) for pattern in self.read)
@@ -33,7 +34,10 @@ class Rights:
         return any(fnmatch.fnmatchcase(queue, pattern) for pattern in self.write)
 
 
-EVERYTHING: Final = Rights("anyone")
+EVERYTHING: Final = Rights("anyone", read=("*",), write=("*",), admin=True)
+#: What a table of the rules may say.
+_CLIENT_KEYS: Final = frozenset({"name", "sha256", "read", "write", "admin"})
+_PLAIN_KEYS: Final = frozenset({"read", "write"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,14 @@ def from_token(token: str) -> Access:
     """One secret that opens everything."""
     if len(token) < 16:
         raise ConfigError("a token has at least 16 characters", setting="token")
-    return Access(tokens=((digest_of(token), Rights("token")),))
+    return Access(tokens=((digest_of(token), replace(EVERYTHING, name="token")),))
 
 
 def from_file(path: Path) -> Access:
-    """Rules as TOML: `[[client]]` with name, sha256, read, write, admin; `[plain]` with read, write."""
+    """Rules as TOML: `[[client]]` with name, sha256, read, write, admin; `[plain]` with read, write.
+
+    What is not said is not allowed, and a key that means nothing here is refused: it may be a slip.
+    """
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
@@ -73,9 +80,13 @@ def from_file(path: Path) -> Access:
     clients = document.get("client", [])
     plain = document.get("plain", {})
     if not isinstance(clients, list) or not isinstance(plain, dict) or set(document) - {"client", "plain"}:
-        raise ConfigError("holds [[client]] tables and one [plain] table", setting="rules", origin=str(path))
-    tokens = tuple((_digest(entry, path), _rights(entry, path)) for entry in clients)
-    return Access(tokens, _rights({"name": "plain", "admin": False, **plain}, path))
+        raise ConfigError(
+            "must contain [[client]] tables and at most one [plain] table, and nothing else",
+            setting="rules",
+            origin=str(path),
+        )
+    tokens = tuple((_digest(entry, path), _rights(entry, _CLIENT_KEYS, path)) for entry in clients)
+    return Access(tokens, replace(_rights(plain, _PLAIN_KEYS, path), name="plain"))
 
 
 def _digest(entry: Any, path: Path) -> str:
@@ -89,15 +100,22 @@ def _digest(entry: Any, path: Path) -> str:
     return digest.lower()
 
 
-def _rights(entry: dict[str, Any], path: Path) -> Rights:
+def _rights(entry: dict[str, Any], allowed: frozenset[str], path: Path) -> Rights:
+    unknown = sorted(set(entry) - allowed)
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]!r} is not a key of this table; it takes {', '.join(sorted(allowed))}",
+            setting="rules",
+            origin=str(path),
+        )
     name, admin = entry.get("name", "client"), entry.get("admin", False)
-    read, write = entry.get("read", ["*"]), entry.get("write", ["*"])
+    read, write = entry.get("read", []), entry.get("write", [])
     lists_ok = all(
         isinstance(given, list) and all(isinstance(one, str) for one in given) for given in (read, write)
     )
     if not isinstance(name, str) or not isinstance(admin, bool) or not lists_ok:
         raise ConfigError(
-            "name is text, admin true or false, read and write lists of patterns",
+            "name must be text, admin true or false, read and write lists of patterns",
             setting="rules",
             origin=str(path),
         )

@@ -1,31 +1,32 @@
 """One client: bytes in, requests to the engine, frames out after the commit.
 
-Whoever breaks the protocol, is too slow or does not read is cut off with a reason in the log; nobody
-else notices. Knows what a request is, not what a queue does with it.
+Requests wait in line until the hub gives the connection a slice of time; while some wait, or replies are
+not read, no more bytes are read. Whoever breaks the protocol, is too slow or does not read is cut off with
+a reason in the log; nobody else notices. Must not know what a queue does with a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
+from collections import deque
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, cast
 
 from shinar.errors import ProtocolViolation
+from shinar.phpmq.engine.leases import Lease
+from shinar.phpmq.engine.options import RequestRefused
+from shinar.phpmq.engine.queue import PlainConsumer, Queue, Waiter
 from shinar.phpmq.protocol import Acknowledge, Decoder, Extended, Limits, Message, Send
 from shinar.phpmq.protocol.encode import dispatch_frame, dispatch_prefix
 from shinar.phpmq.protocol.extension import Failure, pack, pack_reply
 from shinar.phpmq.server import commands
-from shinar.phpmq.server.access import Rights
-from shinar.phpmq.server.leases import Lease
-from shinar.phpmq.server.options import Refused
+from shinar.phpmq.server.access import Rights, digest_of
 from shinar.phpmq.server.plain_writer import PlainWriter
-from shinar.phpmq.server.queue import Consumer, Queue, Waiter
-from shinar.phpmq.store import Entry
+from shinar.phpmq.server.sockets import keep_alive
+from shinar.phpmq.store import DamagedPage, Entry
 
 if TYPE_CHECKING:
-    from shinar.phpmq.server.listen import Hub, Listener
+    from shinar.phpmq.server.hub import Hub, Listener
 
 #: Bytes waiting to be sent above which a client of the extension gets nothing new, and is not read from.
 HIGH_WATER: Final = 4 * 1024 * 1024
@@ -33,8 +34,6 @@ HIGH_WATER: Final = 4 * 1024 * 1024
 PLAIN_HIGH_WATER: Final = 256 * 1024
 #: What somebody may send who has not shown a token yet, where one is asked for.
 STRANGER_LIMITS: Final = Limits(max_body_bytes=65_536, max_payload_bytes=65_536)
-#: Seconds of silence after which the kernel asks whether the other host is still there.
-KEEPALIVE_S: Final = 60
 
 
 class Connection(asyncio.Protocol):
@@ -43,15 +42,19 @@ class Connection(asyncio.Protocol):
         self.listener = listener
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[Waiter, Queue] = {}
-        self.holding = 0
-        self.consumers: dict[str, Consumer] = {}
-        #: What this client may do; None until it said hello where a token is asked for.
+        self.consumers: dict[str, PlainConsumer] = {}
+        #: True while the hub has it in line for a slice of time.
+        self.in_line = False
+        #: What this client may do; None until it said hello where a token is required.
         self.rights: Rights | None = None if listener.token else hub.access.plain
         self.extended = False
         #: Set by a hello that was refused: hang up once the refusal is out.
         self.leave_after_reply = False
         self.client = ""
         self.peer = "?"
+        self.address = "unix"
+        #: Monotonic time of the last request.
+        self.active_s = hub.clock.monotonic_s()
         #: Monotonic time at which the unfinished frame began; None between frames.
         self.frame_since_s: float | None = None
         self.unread_since_s: float | None = None
@@ -63,9 +66,13 @@ class Connection(asyncio.Protocol):
         self._ttl_form = listener.dispatch_form == "ttl"
         self._prefixes: dict[tuple[str, bool], bytes] = {}
         self._decoder = Decoder(STRANGER_LIMITS if listener.token else hub.options.limits)
+        self._requests: deque[Message] = deque()
+        self._steps: commands.Steps | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._counted_bytes = 0
+        self._counted_in = 0
+        self._counted_out = 0
+        self._login_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._plain: PlainWriter | None = None
 
@@ -76,29 +83,36 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
-            self.peer = f"{name[0]}:{name[1]}"
-            _notice_the_dead(transport.get_extra_info("socket"))
+            self.peer, self.address = f"{name[0]}:{name[1]}", str(name[0])
+            keep_alive(transport.get_extra_info("socket"))
         else:
             self.peer = "unix"
+        self.account = self.hub.engine.accounts.get(f"address {self.address}")
         self.hub.joined(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._plain is not None:
             self._plain.stop()
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self.hub.logins.answered(self.address)
+        if self._requests and not self.extended:
+            self.hub.finish(self)
+        self.forget_requests()
         self._out.clear()
         self._count_inbound(0)
+        self._count_unsent(0)
         self.hub.left(self)
 
     def pause_writing(self) -> None:
         self.unread_since_s = self.hub.clock.monotonic_s()
-        if self._transport is not None and self.extended:
-            self._transport.pause_reading()
+        self._update_reading()
 
     def resume_writing(self) -> None:
         self.unread_since_s = None
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self.count_unsent()
+        self.go_on()
         self.hub.wake(self)
 
     def data_received(self, data: bytes) -> None:
@@ -107,36 +121,102 @@ class Connection(asyncio.Protocol):
         if messages:
             self.frames += len(messages)
             self.frame_since_s = None
-            self.hub.guard(self, messages)
-        if decoder.violation is not None:
-            self.cut_off(decoder.violation)
-        elif decoder.pending_bytes:
+            self.active_s = self.hub.clock.monotonic_s()
+            self._requests.extend(messages)
+        if messages or decoder.violation is not None:
+            self.hub.line_up(self)
+        if decoder.pending_bytes:
             if self.frame_since_s is None:
                 self.frame_since_s = self.hub.clock.monotonic_s()
             if not self._count_inbound(decoder.pending_bytes):
-                self.cut_off(ProtocolViolation("unfinished frames of all clients use up the inbound budget"))
-        elif self._counted_bytes:
+                self.hub.engine.totals.limit_reached("inbound_bytes")
+                self.cut_off(ProtocolViolation("unfinished frames use up the inbound budget"))
+        elif self._counted_in:
             self._count_inbound(0)
 
     # -- requests
 
-    def handle(self, messages: list[Message]) -> None:
-        """Carry out what came in one read; runs of sends or acknowledgements go to the store together."""
-        start, end = 0, len(messages)
-        while start < end and not self._leaving():
-            first = messages[start]
-            kind = type(first)
-            stop = start + 1
-            if kind is Send or kind is Acknowledge:
-                queue = first.queue  # type: ignore[union-attr]  # both have one
-                while stop < end and type(messages[stop]) is kind and messages[stop].queue == queue:  # type: ignore[union-attr]  # the same kind
-                    stop += 1
-                self._run(queue, cast(list[Send] | list[Acknowledge], messages[start:stop]))
-            elif isinstance(first, Extended):
-                commands.extended(self, first)
-            else:
-                commands.plain(self, first)
-            start = stop
+    @property
+    def pending_bytes(self) -> int:
+        """Of the frame it has begun; 0 while we do not read what it may have sent."""
+        reading = self._transport is not None and self._transport.is_reading()
+        return self._decoder.pending_bytes if reading else 0
+
+    @property
+    def has_work(self) -> bool:
+        """There is something to do for this client that can be done now."""
+        if self._transport is None or self._transport.is_closing() or self.leave_after_reply:
+            return False
+        if self.extended and self._full():
+            return False
+        return bool(self._requests) or self._steps is not None or self._decoder.violation is not None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing would be lost to this client, or to others, if it had to connect again."""
+        return not (self.leases or self.waiting or self.consumers or self._requests or self._steps)
+
+    def work(self, until_s: float) -> None:
+        """Carry out requests until the slice of time is over, or nothing can be done now."""
+        while self.has_work:
+            if self._steps is not None:
+                if next(self._steps, self) is self:
+                    self._steps = None
+            elif self._requests:
+                self._next_request()
+            elif self._decoder.violation is not None:
+                raise self._decoder.violation
+            if self.hub.clock.monotonic_s() >= until_s:
+                break
+        self._update_reading()
+
+    def finish(self) -> None:
+        """Carry out what a plain client sent before it hung up: it gets no replies, so it counts on that."""
+        while self._requests:
+            self._next_request()
+
+    def _next_request(self) -> None:
+        """One request, or a run of plain sends or acknowledgements, which go to the store together."""
+        requests = self._requests
+        first = requests.popleft()
+        kind = type(first)
+        if kind is Send or kind is Acknowledge:
+            run = [first]
+            queue = first.queue  # type: ignore[union-attr]  # both have one
+            while requests and type(requests[0]) is kind and requests[0].queue == queue:
+                run.append(requests.popleft())
+            try:
+                self._run(queue, cast(list[Send] | list[Acknowledge], run))
+            except DamagedPage as exc:
+                raise commands.damaged(self, exc) from exc
+        elif isinstance(first, Extended):
+            self._steps = commands.extended(self, first)
+        else:
+            commands.plain(self, first)
+
+    def go_on(self) -> None:
+        """Replies were taken, or a slice was not enough: serve what is left, or read more."""
+        if self.has_work:
+            self.hub.line_up(self)
+        self._update_reading()
+
+    def forget_requests(self) -> None:
+        self._requests.clear()
+        self._steps = None
+
+    def _update_reading(self) -> None:
+        """Read only while there is nothing left to do: so what a client sends waits in its own memory."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        # A plain consumer may be blocked in a send: if it were not read, it would never read again either.
+        blocked = self.extended and self.unread_since_s is not None
+        if self._requests or self._steps is not None or blocked or self._login_timer is not None:
+            transport.pause_reading()
+        elif not transport.is_reading():
+            if self.frame_since_s is not None:
+                self.frame_since_s = self.hub.clock.monotonic_s()
+            transport.resume_reading()
 
     def _run(self, queue: str, run: list[Send] | list[Acknowledge]) -> None:
         last = run[-1]
@@ -147,16 +227,41 @@ class Connection(asyncio.Protocol):
         else:
             commands.acknowledge(self, queue, [ack.id for ack in cast(list[Acknowledge], run)])
 
-    def welcome(self, rights: Rights) -> None:
-        """The client said hello and may go on."""
+    def welcome(self, rights: Rights, token: str) -> None:
+        """The client said hello and may go on; with a token, whatever it does counts for that token."""
         self.rights = rights
         self.extended = True
         self._decoder.limits = self.hub.options.limits
+        if token and self.hub.access.tokens:
+            inbound, unsent = self._counted_in, self._counted_out
+            self._count_inbound(0)
+            self._count_unsent(0)
+            self.account = self.hub.engine.accounts.get(f"token {digest_of(token)}")
+            self._count_inbound(inbound)
+            self._count_unsent(unsent)
+
+    def refuse_login(self) -> None:
+        """No token or a wrong one: the answer comes later with every failure of this address."""
+        delay_s = self.hub.login_failed(self)
+        self.forget_requests()
+        if delay_s is None:
+            self.abort()
+            return
+        self._login_timer = asyncio.get_running_loop().call_later(delay_s, self._answer_login)
+        self._update_reading()
+
+    def _answer_login(self) -> None:
+        self._login_timer = None
+        self.hub.logins.answered(self.address)
+        text = "this listener requires a token, and the hello had none or a wrong one"
+        self.write(pack(Failure(0, "denied", text)))
+        self.leave_after_reply = True
+        self.hub.touch()
 
     def reply(self, tag: int, result: object) -> None:
         self.write(pack_reply(tag, result))
 
-    def refuse(self, tag: int, refused: Refused) -> None:
+    def refuse(self, tag: int, refused: RequestRefused) -> None:
         self.write(pack(Failure(tag, refused.code, str(refused), list(refused.detail))))
 
     # -- what the engine hands out
@@ -165,13 +270,28 @@ class Connection(asyncio.Protocol):
         return self.unread_since_s is None and not self._full() and self._transport is not None
 
     def _full(self) -> bool:
+        """Its replies, or those of this client's other connections, are not read: no room for more."""
+        if self.extended and self.unread_since_s is not None:
+            return True
+        if self.extended and self.account.unsent_bytes >= self.hub.options.unsent_bytes:
+            return True
         return self._out_bytes >= (HIGH_WATER if self.extended else PLAIN_HIGH_WATER)
+
+    def count_unsent(self) -> None:
+        """Bring the account's figure up to date: asyncio does not say when it has sent something."""
+        waiting = self._plain.waiting_bytes if self._plain is not None else 0
+        buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        self._count_unsent(self._out_bytes + waiting + buffered)
+
+    def _count_unsent(self, unsent: int) -> None:
+        self.account.unsent_bytes += unsent - self._counted_out
+        self._counted_out = unsent
 
     def deliver(self, waiter: Waiter, lease: Lease | None, entries: list[Entry]) -> None:
         batch = (0, 0, ()) if lease is None else (lease.token, int(waiter.lease_s * 1000), entries)
         self.write(pack_reply(waiter.tag, batch))
 
-    def dispatch(self, consumer: Consumer, entries: list[Entry]) -> None:
+    def dispatch(self, consumer: PlainConsumer, entries: list[Entry]) -> None:
         queue, ttl = consumer.queue.name, self._ttl_form
         prefix = self._prefixes.get((queue, ttl))
         if prefix is None:
@@ -181,8 +301,10 @@ class Connection(asyncio.Protocol):
             dispatch_frame(prefix, entry[1], b"%b%016x" % (store, entry[0]), left_s)
             for entry, left_s in zip(entries, self._ttls(entries) if ttl else repeat(None), strict=False)
         ]
+        size = sum(map(len, frames))
         self._out += frames
-        self._out_bytes += sum(map(len, frames))
+        self._out_bytes += size
+        self._count_unsent(self._counted_out + size)
         self.hub.outgoing.add(self)
 
     def _ttls(self, entries: list[Entry]) -> list[int]:
@@ -198,6 +320,7 @@ class Connection(asyncio.Protocol):
             return
         self._out.append(frame)
         self._out_bytes += len(frame)
+        self._count_unsent(self._counted_out + len(frame))
         self.hub.outgoing.add(self)
 
     def flush(self) -> None:
@@ -211,9 +334,11 @@ class Connection(asyncio.Protocol):
                 self._hang_up()
         else:
             self._flush_plain(out)
+        self.count_unsent()
         if was_full and self.writable():
             # Others were served meanwhile; there may be more for this one.
             self.hub.wake(self)
+        self.go_on()
 
     def _flush_plain(self, out: list[bytes]) -> None:
         if self._plain is None and self._transport is not None:
@@ -232,6 +357,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self.hub.note_cut_off(self.peer, reason)
+        self.forget_requests()
         if self.extended and not self._transport.get_write_buffer_size():
             self._transport.write(pack(Failure(0, "bad-request", str(reason))))
             self._hang_up()
@@ -251,41 +377,16 @@ class Connection(asyncio.Protocol):
             self.closing_since_s = self.hub.clock.monotonic_s()
             self._transport.close()
 
-    def _leaving(self) -> bool:
-        return self._transport is None or self.leave_after_reply or self._transport.is_closing()
-
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    def overdue(self, now_s: float) -> str | None:
-        """Why this client has used up our patience; None while it has not."""
-        options = self.hub.options
-        if self.closing_since_s is not None:
-            over = now_s - self.closing_since_s > options.stop_s
-            return "it does not take its last frame" if over else None
-        if self.frame_since_s is not None:
-            allowed_s = options.frame_s + self._decoder.pending_bytes / options.slowest_bytes_s
-            if now_s - self.frame_since_s > allowed_s:
-                return "a frame was begun and not finished in time"
-        if self.frames == 0 and now_s - self.since_s > options.first_frame_s:
-            return "it connected and said nothing"
-        # A plain consumer may be busy for as long as it may hold a message.
-        unread_s = options.unread_s if self.extended else options.plain_lease_s
-        if self.unread_since_s is not None and now_s - self.unread_since_s > unread_s:
-            return "it does not read what it asked for"
-        return None
-
     def _count_inbound(self, pending: int) -> bool:
-        self.hub.inbound_bytes += pending - self._counted_bytes
-        self._counted_bytes = pending
-        return pending < 65_536 or self.hub.inbound_bytes <= self.hub.options.inbound_bytes
-
-
-def _notice_the_dead(raw: socket.socket) -> None:
-    """A host that lost its power says no goodbye; what it holds must come back all the same."""
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S // 4)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        """Count an unfinished frame; False when it is one too many, for this client or for all of them."""
+        hub, options = self.hub, self.hub.options
+        hub.inbound_bytes += pending - self._counted_in
+        self.account.inbound_bytes += pending - self._counted_in
+        self._counted_in = pending
+        of_client = max(options.limits.max_payload_bytes, options.inbound_bytes // 4)
+        fits = hub.inbound_bytes <= options.inbound_bytes and self.account.inbound_bytes <= of_client
+        return pending < 65_536 or fits

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
+from shinar.phpmq.engine import Options
 from shinar.phpmq.server.access import Access
-from shinar.phpmq.server.listen import Listener, Server
-from shinar.phpmq.server.options import Options
-from shinar.phpmq.store import Durability, Store
+from shinar.phpmq.server.hub import Listener
+from shinar.phpmq.server.listen import Server
+from shinar.phpmq.store import BrokerStore, Durability
 
 
 class ServerThread:
@@ -72,7 +73,7 @@ def serve_in_thread(
     """Start a broker on a free loopback port; its `url` takes clients, its `stop` ends it cleanly."""
 
     def make() -> Server:
-        store = Store(Path(data_dir), durability=durability, archive=archive)
+        store = BrokerStore(Path(data_dir), durability=durability, archive=archive)
         return Server(store, listeners, options=options, access=access)
 
     return ServerThread(make)

@@ -8,9 +8,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from shinar.brokers.projection import TABLES
+from shinar.brokers.registry import projected_names
 from shinar.pipeline.analysis.fields import fields
 from shinar.pipeline.analysis.traces import local
+from shinar.pipeline.typed.columns import TYPE_CLASH
 
 #: Names that mean money: a binary fraction there loses cents sooner or later.
 MONEY: Final = (
@@ -27,9 +28,12 @@ _COLUMNS: Final = ("urn", "lang", "pointer", "finding", "detail", "seen", "first
 _FACTS: Final = ("urn", "trace_id", "id", "lang")
 
 
-def drift(messages: DataFrame, since: datetime | None = None) -> DataFrame:
+def drift(
+    messages: DataFrame, since: datetime | None = None, *, rejects: DataFrame | None = None
+) -> DataFrame:
     """One row per finding: `mixed_types`, `unsafe_integer`, `float_money`, `missing_field`, `forbidden_key`,
-    `header_disagrees`, and with `since` also `new_field` and `gone_field`."""
+    `header_disagrees`, with `since` also `new_field` and `gone_field`, and with `rejects` (the table
+    `typed_rejects`) `type_clash`."""
     # As many rows as fields: brought here once, so that each question below is a small local one.
     counted = local(fields(messages))
     found = [
@@ -40,6 +44,8 @@ def drift(messages: DataFrame, since: datetime | None = None) -> DataFrame:
         _forbidden(messages),
         _disagreeing(messages),
     ]
+    if rejects is not None:
+        found.append(_type_clashes(rejects))
     if since is not None:
         found += [_new(counted, since), _gone(counted, since)]
     result = found[0]
@@ -57,7 +63,7 @@ def _real(counted: DataFrame) -> DataFrame:
 
 
 def _mixed_types(counted: DataFrame) -> DataFrame:
-    """A whole number where others send fractions is no drift; text where others send numbers is."""
+    """A whole number where others send fractions is not drift; text where others send numbers is."""
     family = F.when(F.col("kind") == "integer", "number").otherwise(F.col("kind"))
     typed = _real(counted).withColumn("family", family)
     usual = typed.groupBy("urn", "pointer", "family").agg(F.sum("seen").alias("n"))
@@ -68,6 +74,20 @@ def _mixed_types(counted: DataFrame) -> DataFrame:
     return _finding(
         odd, "mixed_types", F.concat_ws("", "kind", F.lit(" where "), "usual", F.lit(" is usual"))
     )
+
+
+def _type_clashes(rejects: DataFrame) -> DataFrame:
+    """Values that do not fit the column their field has: the messages lack a row in their typed table."""
+    at = F.coalesce("created_at", "received_at")
+    clashes = rejects.where(F.col("reason").startswith(f"{TYPE_CLASH}:")).select(
+        "urn",
+        "lang",
+        "id",
+        at.alias("at"),
+        F.regexp_replace("pointer", "^/data", "").alias("pointer"),
+        F.regexp_replace("reason", f"^{TYPE_CLASH}: ", "").alias("detail"),
+    )
+    return _finding(_grouped(clashes, "detail"), TYPE_CLASH, F.col("detail"))
 
 
 def _unsafe(counted: DataFrame) -> DataFrame:
@@ -119,10 +139,7 @@ def _forbidden(messages: DataFrame) -> DataFrame:
 def _disagreeing(messages: DataFrame) -> DataFrame:
     """Properties beside the body that say something else than the body."""
     at = F.coalesce("created_at", "received_at")
-    names = {
-        fact: sorted({n for t in TABLES.values() for n, row in t.items() if row[1] == fact})
-        for fact in _FACTS
-    }
+    names = {fact: sorted(projected_names()[fact]) for fact in _FACTS}
     checks = [
         F.when(F.col("properties")[name] != F.col(fact), F.lit(f"{name} disagrees with {fact}"))
         for fact, known in names.items()
@@ -134,8 +151,8 @@ def _disagreeing(messages: DataFrame) -> DataFrame:
     return _finding(_grouped(odd), "header_disagrees", F.col("pointer"))
 
 
-def _grouped(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("urn", "lang", "pointer").agg(
+def _grouped(rows: DataFrame, *also: str) -> DataFrame:
+    return rows.groupBy("urn", "lang", "pointer", *also).agg(
         F.count(F.lit(1)).alias("seen"),
         F.min("at").alias("first_at"),
         F.max("at").alias("last_at"),

@@ -15,7 +15,7 @@ from shinar.pipeline.typed import types as typed
 
 #: Largest integer every language of the contract reads exactly (JavaScript and PHP on JSON use doubles).
 SAFE_INTEGER: Final = 2**53 - 1
-#: Distinct short texts remembered per field and task: more, and it is no enumeration.
+#: Distinct short texts remembered per field and task: more, and it is not an enumeration.
 MAX_CHOICES: Final = 12
 _CHOICE_CHARS: Final = 40
 #: Fields counted per URN and language in one task; a payload with ids as keys has no end.
@@ -42,7 +42,7 @@ FIELDS: Final = pa.schema(
 def fields(messages: DataFrame) -> DataFrame:
     """One row per URN, language, field and kind of value. `pointer` "" counts the messages themselves.
 
-    Array items have the pointer of the array and `/*`. `choices` holds the distinct short texts, or null when
+    Array items have the pointer of the array and `/*`. `choices` has the distinct short texts, or null when
     there were too many.
     """
     at = F.coalesce("created_at", "received_at").alias("at")
@@ -100,13 +100,20 @@ def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = [batch.column(name).to_pylist() for name in ("urn", "lang", "data", "at", "id")]
         for urn, lang, data, at, sample in zip(*columns, strict=True):
             walk = _Walk(found, kinds, (urn, lang), at, sample)
-            walk.message(typed.decode(data) if data else {})
+            walk.message(_payload(data))
         rows += len(batch)
         if rows >= _FLUSH_ROWS:
             yield _rows(found)
             found, rows = {}, 0
             kinds.clear()
     yield _rows(found)
+
+
+def _payload(data: str | None) -> dict[str, Any]:
+    try:
+        return typed.decode(data) if data else {}
+    except Exception:  # the boundary around one message: it counts, and shows no fields
+        return {}
 
 
 class _Walk:

@@ -20,7 +20,8 @@ def rates(
     Dead letters are counted under the queue and hour in which the message died, so a rate above one is
     possible where the messages themselves were not read.
     """
-    hour = F.date_trunc(unit, F.col("received_at")).alias("hour")
+    # An archive does not say when its bodies were received.
+    hour = F.date_trunc(unit, F.coalesce("received_at", "created_at")).alias("hour")
     wait = millis("received_at", "created_at")
     live = messages.where("dl_reason is null").groupBy("urn", "queue", "lang", hour).agg(
         F.count(F.lit(1)).alias("messages"),
@@ -33,7 +34,7 @@ def rates(
         .groupBy("urn", "queue", "lang", hour)
         .agg(F.count(F.lit(1)).alias("duplicates"))
     )
-    died = F.date_trunc(unit, F.coalesce("dl_failed_at", "received_at")).alias("hour")
+    died = F.date_trunc(unit, F.coalesce("dl_failed_at", "received_at", "created_at")).alias("hour")
     queue = F.coalesce("dl_original_queue", "queue").alias("queue")
     dead = dead_letters.groupBy("urn", queue, "lang", died).agg(F.count(F.lit(1)).alias("dead_letters"))
     joined = _outer(_outer(live, again), dead)
@@ -47,8 +48,10 @@ def rates(
 
 
 def _percentiles(value: Column) -> list[Column]:
-    shares = (0.5, 0.95, 0.99)
-    return [F.percentile_approx(value, share).alias(f"p{int(share * 100)}_ms") for share in shares]
+    quantiles = (0.5, 0.95, 0.99)
+    return [
+        F.percentile_approx(value, quantile).alias(f"p{int(quantile * 100)}_ms") for quantile in quantiles
+    ]
 
 
 def _outer(left: DataFrame, right: DataFrame) -> DataFrame:

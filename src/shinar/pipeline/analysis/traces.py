@@ -72,7 +72,7 @@ def millis(later: str | Column, earlier: str | Column) -> Column:
 
 
 def hops(messages: DataFrame, *, slow_factor: float = SLOW_FACTOR) -> DataFrame:
-    """One row per message of a trace, with its place, its inferred parent and how long the step took.
+    """One row per message of a trace, with its position, its inferred parent and how long the step took.
 
     Runs two jobs at once (who is whose parent, and how long a step usually takes) and keeps the hops cached:
     every question about traces starts from them.
@@ -131,19 +131,19 @@ def _traces(
     work: Callable[[pa.Table, list[tuple[int, int]]], Iterator[pa.RecordBatch]],
 ) -> Iterator[pa.RecordBatch]:
     """Sorted rows to `work`, whole traces at a time: (rows, [(first, end) of each trace])."""
-    held: pa.Table | None = None
+    rest: pa.Table | None = None
     for batch in batches:
         rows = pa.Table.from_batches([batch])
-        rows = rows if held is None else pa.concat_tables([held, rows])
+        rows = rows if rest is None else pa.concat_tables([rest, rows])
         bounds = _bounds(rows)
         if len(bounds) == 1 and len(rows) < MAX_HOPS:
-            held = rows
+            rest = rows
             continue
         whole = bounds if len(bounds) == 1 else bounds[:-1]
         yield from work(rows, whole)
-        held = rows.slice(whole[-1][1])
-    if held is not None and len(held):
-        yield from work(held, _bounds(held))
+        rest = rows.slice(whole[-1][1])
+    if rest is not None and len(rest):
+        yield from work(rest, _bounds(rest))
 
 
 def _bounds(rows: pa.Table) -> list[tuple[int, int]]:
@@ -151,7 +151,7 @@ def _bounds(rows: pa.Table) -> list[tuple[int, int]]:
     if len(names) == 0:
         return []
     changes = pc.indices_nonzero(pc.not_equal(names[1:], names[:-1])).to_pylist()
-    starts = [0, *(place + 1 for place in changes)]
+    starts = [0, *(index + 1 for index in changes)]
     return list(zip(starts, [*starts[1:], len(names)], strict=True))
 
 
@@ -162,8 +162,8 @@ def _pairs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         urns, times = rows["urn"].to_pylist(), rows["at_us"].to_pylist()
         for start, end in bounds:
             firsts: dict[str, int] = {}
-            for place in range(start, end):
-                firsts.setdefault(urns[place], times[place])
+            for index in range(start, end):
+                firsts.setdefault(urns[index], times[index])
             _add_pairs(sums, list(firsts.items())[:MAX_URNS])
         return iter(())
 
@@ -176,9 +176,9 @@ def _pairs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _add_pairs(sums: dict[tuple[str, str], list[float]], firsts: list[tuple[str, int]]) -> None:
-    for place, (urn, at) in enumerate(firsts):
+    for index, (urn, at) in enumerate(firsts):
         for other, (parent, parent_at) in enumerate(firsts):
-            if other == place or parent_at > at:
+            if other == index or parent_at > at:
                 continue
             one = sums[urn, parent]
             one[0] += 1
@@ -187,7 +187,7 @@ def _add_pairs(sums: dict[tuple[str, str], list[float]], firsts: list[tuple[str,
 
 
 class _Linker:
-    """Gives every hop its parent; runs on executors with the parents' table in hand."""
+    """Gives every hop its parent; runs on executors with the table of parents."""
 
     def __init__(self, parents: Mapping[str, str]) -> None:
         self._parents = dict(parents)
@@ -220,33 +220,33 @@ class _Linker:
         before: str | None = None
         ties: list[int] = []
         for offset, urn in enumerate(urns):
-            place = start + offset
-            links["hop"][place] = offset + 1
-            links["cycle"][place] = urn in latest and before != urn
+            index = start + offset
+            links["hop"][index] = offset + 1
+            links["cycle"][index] = urn in latest and before != urn
             parent = latest.get(self._parents.get(urn, ""))
             if parent is None and urn in self._parents:
-                ties.append(place)
+                ties.append(index)
             elif parent is not None:
-                self._tie(links, place, parent, urns[parent - start], ids, times)
-            latest[urn] = place
+                self._tie(links, index, parent, urns[parent - start], ids, times)
+            latest[urn] = index
             before = urn
         # A child sorted before a parent of the same millisecond.
-        for place in ties:
-            wanted = self._parents[urns[place - start]]
-            later = place + 1
-            while later < start + len(urns) and times[later] == times[place]:
+        for index in ties:
+            wanted = self._parents[urns[index - start]]
+            later = index + 1
+            while later < start + len(urns) and times[later] == times[index]:
                 if urns[later - start] == wanted:
-                    self._tie(links, place, later, wanted, ids, times)
+                    self._tie(links, index, later, wanted, ids, times)
                     break
                 later += 1
 
     @staticmethod
     def _tie(
-        links: dict[str, list[Any]], place: int, parent: int, urn: str, ids: list[str], times: list[int]
+        links: dict[str, list[Any]], index: int, parent: int, urn: str, ids: list[str], times: list[int]
     ) -> None:
-        links["parent_id"][place] = ids[parent]
-        links["parent_urn"][place] = urn
-        links["latency_ms"][place] = (times[place] - times[parent]) // 1000
+        links["parent_id"][index] = ids[parent]
+        links["parent_urn"][index] = urn
+        links["latency_ms"][index] = (times[index] - times[parent]) // 1000
         links["fan_out"][parent] += 1
 
 

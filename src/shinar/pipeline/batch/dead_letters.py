@@ -1,4 +1,4 @@
-"""The dead letters of a batch, each with its fingerprint. Live messages pass by unread."""
+"""The dead letters of a batch, each with its fingerprint. Live messages are not read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from shinar.pipeline.lake.store import DEAD_LETTERS, to_spark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Endings of a dead-letter queue's name, over all brokers of the contract.
-DLQ_ENDINGS: Final = (".dlq", "-dlq", "_dlq", ".dlq.fifo", "-dlq.fifo")
 _PRINTED: Final = (
     *("dl_exception", "dl_error", "urn", "dl_lang", "lang", "dl_original_queue", "queue", "dl_reason"),
 )
-
-
-def is_dlq(queue: str | None) -> bool:
-    return bool(queue) and str(queue).lower().endswith(DLQ_ENDINGS)
 
 
 def select(staged: DataFrame, history: DataFrame | None) -> DataFrame:

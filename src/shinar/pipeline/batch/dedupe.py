@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: A batch of up to this many ids is sent to every executor instead of shuffling the history.
 BROADCAST_ROWS: Final = 2_000_000
-#: Hashes of the batch that the driver holds at a time: 32 megabytes.
-HELD_HASHES: Final = 4_000_000
+#: Hashes of the batch that the driver has in memory at a time: 32 megabytes.
+HASHES_IN_MEMORY: Final = 4_000_000
 
 
 def find(
@@ -34,7 +34,7 @@ def find(
 ) -> str:
     """The folder that names the deliveries seen before (`row`, `first_batch`, by `file`), or "" if none were.
 
-    `keys` are the files of `spool.KEYS`; `work` is a folder for what comes in between.
+    `keys` are the files of `stage.KEYS`; `work` is a folder for what comes in between.
     """
     candidates = _twice(keys)
     if history is not None:
@@ -48,38 +48,40 @@ def find(
 
 
 def _twice(keys: Sequence[Path]) -> Any:
-    """Hashes that come more than once, looked for in one share of all hashes after the other."""
-    shares = -(-_count(keys) // HELD_HASHES)
+    """Hashes that come more than once, found in one bucket of all hashes after the other."""
+    buckets = -(-_count(keys) // HASHES_IN_MEMORY)
     found = [np.zeros(0, np.int64)]
-    for share in range(shares):
-        mine = np.concatenate([hashes[hashes % shares == share] for hashes in map(_hashes, keys)])
+    for bucket in range(buckets):
+        mine = np.concatenate([hashes[hashes % buckets == bucket] for hashes in map(_hashes, keys)])
         mine.sort()
         found.append(np.unique(mine[1:][mine[1:] == mine[:-1]]))
     return np.concatenate(found)
 
 
-def _seen(keys: DataFrame, history: DataFrame, rows: int, place: Path) -> Any:
+def _seen(keys: DataFrame, history: DataFrame, rows: int, folder: Path) -> Any:
     """Hashes of the batch that the history has."""
     hashes = _small(keys.select("id_hash"), rows)
-    history.select("id_hash").join(hashes, "id_hash", "left_semi").write.parquet(str(place))
-    return np.concatenate([np.zeros(0, np.int64), *map(_hashes, place.glob("*.parquet"))])
+    history.select("id_hash").join(hashes, "id_hash", "left_semi").write.parquet(str(folder))
+    return np.concatenate([np.zeros(0, np.int64), *map(_hashes, folder.glob("*.parquet"))])
 
 
-def _met(keys: Sequence[Path], candidates: Any, place: Path) -> list[Path]:
+def _met(keys: Sequence[Path], candidates: Any, folder: Path) -> list[Path]:
     """The keys that have one of these hashes, in files of the same names."""
-    place.mkdir()
+    folder.mkdir()
     found = []
     for path in keys:
         mask = np.isin(_hashes(path), candidates)
         if mask.any():
-            found.append(place / path.name)
+            found.append(folder / path.name)
             pq.write_table(pq.read_table(path, partitioning=None).filter(pa.array(mask)), found[-1])
     return found
 
 
 def _confirmed(met: DataFrame, history: DataFrame | None, rows: int, batch: str) -> DataFrame:
-    # The delivery that stays: a live message before its dead-letter copy, then the earlier one.
-    order = [F.col("dl_reason").isNotNull(), *map(F.col, ("received_at", "position", "file", "row"))]
+    # The delivery that stays: a live message before its dead-letter copy, a first delivery before a possible
+    # redelivery, then the earlier one.
+    later = (F.col(name).isNotNull() for name in ("dl_reason", "redelivery"))
+    order = [*later, *map(F.col, ("received_at", "position", "file", "row"))]
     ranked = met.withColumn("rank", F.row_number().over(Window.partitionBy("id").orderBy(*order)))
     if history is None:
         return ranked.where("rank > 1").select("file", "row", F.lit(batch).alias("first_batch"))

@@ -18,7 +18,7 @@ _P2: Final = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3: Final = np.uint64(0x165667B19E3779F9)
 _P4: Final = np.uint64(0x85EBCA77C2B2AE63)
 _P5: Final = np.uint64(0x27D4EB2F165667C5)
-#: An id of nothing but these is no identity.
+#: An id of nothing but these is not an identity.
 _BLANK: Final = " \t\n\v\f\r"
 
 
@@ -40,15 +40,15 @@ def _xxhash64(texts: pa.Array) -> Any:
     if not len(texts):
         return found
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    held = np.frombuffer(texts.buffers()[2], np.uint8)
+    values = np.frombuffer(texts.buffers()[2], np.uint8)
     lengths = np.diff(offsets)
     with np.errstate(over="ignore"):  # it is arithmetic modulo 2^64
         if lengths.min() == lengths.max():  # nearly always: ids of one producer have one length
-            return _of_equal_length(held[offsets[0] : offsets[-1]].reshape(len(texts), -1))
+            return _of_equal_length(values[offsets[0] : offsets[-1]].reshape(len(texts), -1))
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)
-            places = offsets[rows].astype(np.int64)[:, None] + np.arange(length)
-            found[rows] = _of_equal_length(held[places])
+            positions = offsets[rows].astype(np.int64)[:, None] + np.arange(length)
+            found[rows] = _of_equal_length(values[positions])
     return found
 
 

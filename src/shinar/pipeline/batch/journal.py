@@ -1,7 +1,7 @@
 """A batch that is decided but maybe not yet committed everywhere: the write-ahead record of the job.
 
 Everything a batch adds to every table is written down, durably and once, before the first table changes.
-After a crash the record is carried out again and nothing is decided twice. Knows no Spark.
+After a crash the record is carried out again and nothing is decided twice. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from shinar import durable_files as durable
 from shinar.errors import StoreError
-from shinar.pipeline.lake.store import STATE_DIR, Commit, Store, remove_tree
-from shinar.pipeline.typed.types import Columns
+from shinar.pipeline.lake.store import STATE_DIR, Commit, TableStore, remove_tree
+from shinar.pipeline.typed.types import PayloadColumns
 
 #: Finished records kept per run: Spark asks again for the last batch only.
 KEPT: Final = 20
@@ -41,7 +41,7 @@ class BatchId(msgspec.Struct, frozen=True):
 
 
 class Balance(msgspec.Struct, frozen=True):
-    """The promise of a batch, per queue."""
+    """What a batch received from one queue, and where it went."""
 
     queue: str
     received: int
@@ -50,9 +50,12 @@ class Balance(msgspec.Struct, frozen=True):
     duplicates: int
     #: Beside the sum: a dead letter is a message, a duplicate or a quarantined record as well.
     dead_letters: int = 0
+    #: Beside the sum: rows of messages and quarantine that may repeat an earlier row, because their bytes are
+    #: equal and the broker cannot tell which is which.
+    possible_redeliveries: int = 0
 
     @property
-    def holds(self) -> bool:
+    def adds_up(self) -> bool:
         return self.received == self.messages + self.quarantine + self.duplicates
 
 
@@ -63,6 +66,8 @@ class Manifest(msgspec.Struct, frozen=True):
     #: Typed table -> its column map after this batch.
     typed: dict[str, msgspec.Raw] = {}
     took_ms: int = 0
+    #: Hash of the source offsets the batch was read from; "" for a batch that came from no stream.
+    offsets: str = ""
 
     def rows(self, table: str) -> int:
         return sum(commit.rows for commit in self.commits if commit.table == table)
@@ -75,7 +80,7 @@ class Manifest(msgspec.Struct, frozen=True):
 class Journal:
     """The manifests of one job run, one file a batch: `.json` while open, `.done` when carried out."""
 
-    def __init__(self, store: Store, job: str, epoch: str) -> None:
+    def __init__(self, store: TableStore, job: str, epoch: str) -> None:
         self._store = store
         # An epoch is any text (Spark's query id); a folder name must not escape the lake.
         self._dir = store.root / STATE_DIR / "jobs" / job / sha256(epoch.encode()).hexdigest()[:16]
@@ -85,6 +90,11 @@ class Journal:
 
     def done_batch(self, number: int) -> Manifest | None:
         return self._load(self._path(number, "done"))
+
+    def known_offsets(self, number: int) -> str | None:
+        """The offsets a decided batch was read from; None when there is no record of it."""
+        manifest = self.done_batch(number) or self.open_batch(number)
+        return None if manifest is None else manifest.offsets
 
     def record(self, manifest: Manifest) -> Manifest:
         """Write it down; if another driver was first, its record is the one that counts."""
@@ -128,7 +138,7 @@ class Journal:
 
 
 @contextmanager
-def alone(store: Store) -> Iterator[None]:
+def alone(store: TableStore) -> Iterator[None]:
     """One batch at a time decides on columns and commits, whatever jobs share the lake. Not to be nested."""
     path = store.root / STATE_DIR / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,32 +147,34 @@ def alone(store: Store) -> Iterator[None]:
         yield
 
 
-def keep_columns(store: Store, manifest: Manifest) -> None:
-    """Add a batch's typed columns to those on disk; one that is there keeps its type and its place."""
+def keep_columns(store: TableStore, manifest: Manifest) -> None:
+    """Add a batch's typed columns to those on disk; one that is there keeps its type and its position."""
     for name, packed in manifest.typed.items():
-        path, mine = typed_path(store, name), msgspec.json.decode(packed, type=Columns)
-        have = msgspec.json.decode(path.read_bytes(), type=Columns) if path.exists() else Columns()
+        path, mine = typed_path(store, name), msgspec.json.decode(packed, type=PayloadColumns)
+        have = (
+            msgspec.json.decode(path.read_bytes(), type=PayloadColumns) if path.exists() else PayloadColumns()
+        )
         paths = {column.path for column in have.columns}
         new = tuple(column for column in mine.columns if column.path not in paths)
         if new or not path.exists():
-            durable.write(path, msgspec.json.encode(Columns(have.columns + new)))
+            durable.write(path, msgspec.json.encode(PayloadColumns(have.columns + new)))
 
 
-def typed_path(store: Store, table: str) -> Path:
+def typed_path(store: TableStore, table: str) -> Path:
     return store.root / STATE_DIR / "typed" / f"{table.replace('/', '.')}.json"
 
 
-def stage_dir(store: Store, batch: BatchId) -> Path:
+def stage_dir(store: TableStore, batch: BatchId) -> Path:
     return store.root / STATE_DIR / "stage" / f"{batch.name}-{os.urandom(4).hex()}"
 
 
-def sweep_stages(store: Store, job: str) -> None:
+def sweep_stages(store: TableStore, job: str) -> None:
     """Remove what killed attempts of this job left behind; called before its first batch."""
     for path in (store.root / STATE_DIR / "stage").glob(f"{job}-*"):
         remove_tree(path)
 
 
-def unfinished(store: Store, job: str = "*") -> list[tuple[Journal, Manifest]]:
+def unfinished(store: TableStore, job: str = "*") -> list[tuple[Journal, Manifest]]:
     """Batches of any run of this job (or of all) that were decided and not committed everywhere."""
     found = []
     for path in sorted((store.root / STATE_DIR / "jobs").glob(f"{job}/*/*.json")):

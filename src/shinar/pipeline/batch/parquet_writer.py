@@ -1,6 +1,7 @@
-"""The Parquet files one task writes: one for each table it has rows of. Knows no Spark and no message.
+"""The Parquet files one task writes: one for each table it has rows of. Must not know Spark or messages.
 
-Rows are held until a row group is worth writing; what all tables hold together is bounded.
+Rows are buffered until a row group is worth writing; the buffers of all tables together are bounded. A file
+is opened with its first row group, so that a task with rows of hundreds of tables has few files open.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import pyarrow.parquet as pq
 
 from shinar import durable_files as durable
 
-#: A row group has at most so many rows, and is written when so many bytes are held for its table...
+#: A row group has at most so many rows, and is written when so many bytes are buffered for its table.
 GROUP_ROWS: Final = 50_000
 GROUP_BYTES: Final = 32 << 20
-#: ...or for all tables of the task.
-HELD_BYTES: Final = 96 << 20
+#: Bytes buffered for all tables of the task before the largest buffers are written.
+BUFFER_BYTES: Final = 96 << 20
 #: Columns in which hardly a value comes twice: a dictionary of them is work for nothing.
 _UNIQUE: Final = frozenset({"body", "data", "id", "id_hash", "trace_id", "position", "_id", "_trace_id"})
 #: Columns nobody searches by smallest and largest value.
@@ -30,7 +31,7 @@ class Sinks:
         self._folder = folder
         self._name = name
         self._sinks: dict[str, _Sink] = {}
-        self._held = 0
+        self._buffered = 0
 
     def add(self, table: str, rows: pa.Table) -> None:
         if not len(rows):
@@ -38,13 +39,15 @@ class Sinks:
         if table not in self._sinks:
             self._sinks[table] = _Sink(self._folder / table / f"{self._name}.parquet", rows.schema)
         sink = self._sinks[table]
-        before = sink.held_bytes
+        before = sink.buffered_bytes
         sink.add(rows)
-        self._held += sink.held_bytes - before
-        if self._held > HELD_BYTES:
-            for one in self._sinks.values():
+        self._buffered += sink.buffered_bytes - before
+        if self._buffered > BUFFER_BYTES:
+            for one in sorted(self._sinks.values(), key=lambda one: -one.buffered_bytes):
+                self._buffered -= one.buffered_bytes
                 one.flush()
-            self._held = 0
+                if self._buffered <= BUFFER_BYTES // 2:
+                    break
 
     def close(self) -> dict[str, str]:
         """The finished files by table, on disk to stay."""
@@ -52,42 +55,54 @@ class Sinks:
 
     def discard(self) -> None:
         for sink in self._sinks.values():
-            os.unlink(sink.close())
+            sink.discard()
         self._sinks = {}
 
 
 class _Sink:
     def __init__(self, path: Path, shape: pa.Schema) -> None:
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = pq.ParquetWriter(
-            path,
-            shape,
-            compression="zstd",
-            use_dictionary=[leaf for leaf in _leaves(shape) if leaf not in _UNIQUE],
-            write_statistics=[leaf for leaf in _leaves(shape) if leaf not in _UNBOUNDED],
-        )
-        self._held: list[pa.Table] = []
+        self._shape = shape
+        self._file: pq.ParquetWriter | None = None
+        self._buffer: list[pa.Table] = []
         self._rows = 0
-        self.held_bytes = 0
+        self.buffered_bytes = 0
 
     def add(self, rows: pa.Table) -> None:
-        self._held.append(rows)
+        self._buffer.append(rows)
         self._rows += len(rows)
-        self.held_bytes += rows.nbytes
-        if self._rows >= GROUP_ROWS or self.held_bytes >= GROUP_BYTES:
+        self.buffered_bytes += rows.nbytes
+        if self._rows >= GROUP_ROWS or self.buffered_bytes >= GROUP_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        if self._held:
-            self._file.write_table(pa.concat_tables(self._held), row_group_size=GROUP_ROWS)
-        self._held, self._rows, self.held_bytes = [], 0, 0
+        if self._buffer:
+            self._opened().write_table(pa.concat_tables(self._buffer), row_group_size=GROUP_ROWS)
+        self._buffer, self._rows, self.buffered_bytes = [], 0, 0
 
     def close(self) -> str:
         self.flush()
-        self._file.close()
+        self._opened().close()
         durable.sync(self._path)
         return str(self._path)
+
+    def discard(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            os.unlink(self._path)
+
+    def _opened(self) -> pq.ParquetWriter:
+        if self._file is None:
+            leaves = _leaves(self._shape)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pq.ParquetWriter(
+                self._path,
+                self._shape,
+                compression="zstd",
+                use_dictionary=[leaf for leaf in leaves if leaf not in _UNIQUE],
+                write_statistics=[leaf for leaf in leaves if leaf not in _UNBOUNDED],
+            )
+        return self._file
 
 
 def _leaves(shape: pa.Schema) -> list[str]:

@@ -1,7 +1,7 @@
-"""One batch on its straight line: rows put down, duplicates found, tables written, balanced, manifest.
+"""One batch on its straight line: rows staged, duplicates found, tables written, counted, manifest made.
 
-Two passes of Python tasks do the work (`spool`, `split`), and every row is written to its table once. Nothing
-is visible in any table before the manifest is on disk. Knows no broker and no stream.
+Two passes of Python tasks do the work (`stage`, `write_tables`), and every row is written to its table once.
+Nothing is visible in any table before the manifest is on disk. Must not know a broker or a stream.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shinar.pipeline.batch import dead_letters as deadletters
 from shinar.pipeline.batch import dedupe
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest, stage_dir, typed_path
 from shinar.pipeline.batch.route import Routes
-from shinar.pipeline.batch.stage import Spool, Spooled, Spooling, by_queue
-from shinar.pipeline.batch.write_tables import Parts, Plan, split
+from shinar.pipeline.batch.stage import Stage, StagedFile, StageWriter, by_queue
+from shinar.pipeline.batch.write_tables import TableFiles, WritePlan, write_tables
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import TYPED_DIR, Commit, DataFile, Store
+from shinar.pipeline.lake.store import TYPED_DIR, Commit, DataFile, TableStore
 from shinar.pipeline.typed.json_schema import load_registry
-from shinar.pipeline.typed.types import Columns
+from shinar.pipeline.typed.types import PayloadColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ WRITE_SETTINGS: Final = {
 }
 
 
-class Rules(msgspec.Struct, frozen=True):
+class BatchRules(msgspec.Struct, frozen=True):
     """How a job treats its batches."""
 
     routes: Mapping[str, str] = {}
@@ -66,20 +66,23 @@ class Unbalanced(StoreError):
     code = "SH-1301"
 
 
-class PutDown(msgspec.Struct, frozen=True):
-    """A batch that is read and judged, and in files of its own."""
+class StagedBatch(msgspec.Struct, frozen=True):
+    """A batch that is read and judged, in files of its own."""
 
     batch: BatchId
     work: Path
-    spool: Spool
-    spooled: list[Spooled]
+    stage: Stage
+    files: list[StagedFile]
     started_s: float
+    offsets: str = ""
 
 
-class Line:
+class BatchProcessor:
     """Prepares one batch. An object only because the steps share store, session and folders."""
 
-    def __init__(self, spark: SparkSession, store: Store, rules: Rules, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, spark: SparkSession, store: TableStore, rules: BatchRules, clock: Clock = SYSTEM
+    ) -> None:
         self._spark = spark
         for name, value in WRITE_SETTINGS.items():
             spark.conf.set(name, value)
@@ -91,31 +94,31 @@ class Line:
         self._registry = load_registry(rules.registry) if rules.registry else {}
 
     @contextmanager
-    def put_down(self, rows: DataFrame, batch: BatchId) -> Iterator[PutDown]:
-        """Read the batch. What is needed no more is removed afterwards; other jobs need not wait for this."""
+    def staged(self, rows: DataFrame, batch: BatchId, offsets: str = "") -> Iterator[StagedBatch]:
+        """Read the batch. Its files are removed afterwards; other jobs need not wait for this."""
         started_s = self._clock.monotonic_s()
         work = stage_dir(self._store, batch)
         try:
-            spool = Spool(str(work / "rows"))
+            stage = Stage(str(work / "rows"))
             known = frozenset(self._known_columns())
-            spooled = self._spool(rows, Spooling(spool, batch.name, self._typed_routes, known), batch)
-            yield PutDown(batch, work, spool, spooled, started_s)
+            files = self._write_stage(rows, StageWriter(stage, batch.name, self._typed_routes, known), batch)
+            yield StagedBatch(batch, work, stage, files, started_s, offsets)
         finally:
             tables.remove_tree(work)
 
-    def decide(self, given: PutDown) -> Manifest:
+    def decide(self, given: StagedBatch) -> Manifest:
         """Write and count everything the batch adds. No other batch of the lake may do so meanwhile: what is
         known of ids and columns must stay as it is until the manifest is carried out."""
-        batch, work, spool, spooled = given.batch, given.work, given.spool, given.spooled
+        batch, work, stage, staged = given.batch, given.work, given.stage, given.files
         routes, known = self._typed_routes, self._known_columns()
-        duplicates = self._duplicates(spool, spooled, batch, work)
-        plan = Plan(spool, duplicates, str(work / "tables"), batch.name, routes, known)
-        parts = self._split(plan, spooled)
-        parts.files["dead_letters"] = self._dead_letters(spool, spooled, work)
-        balances = self._balance(spooled, parts.files)
+        duplicates = self._duplicates(stage, staged, batch, work)
+        plan = WritePlan(stage, duplicates, str(work / "tables"), batch.name, routes, known)
+        parts = self._write_tables(plan, staged)
+        parts.files["dead_letters"] = self._dead_letters(stage, staged, work)
+        balances = self._balance(staged, parts.files)
         commits = self._adopt(parts, batch, work.name)
         took_ms = int((self._clock.monotonic_s() - given.started_s) * 1000)
-        commits.append(self._batches_row(batch, balances, spooled, took_ms, work.name))
+        commits.append(self._batches_row(batch, balances, staged, took_ms, work.name))
         return Manifest(
             batch=batch,
             commits=tuple(commits),
@@ -125,23 +128,24 @@ class Line:
                 for name, columns in parts.columns.items()
             },
             took_ms=took_ms,
+            offsets=given.offsets,
         )
 
-    def _spool(self, rows: DataFrame, spooling: Spooling, batch: BatchId) -> list[Spooled]:
-        """Counted on both sides of the hop to Python: what Spark gave must be what was put down."""
+    def _write_stage(self, rows: DataFrame, writer: StageWriter, batch: BatchId) -> list[StagedFile]:
+        """Counted on both sides of the hop to Python: what Spark gave must be what was staged."""
         given = Observation()
-        spooled = spooling.run(rows.observe(given, F.count(F.lit(1)).alias("rows")))
+        staged = writer.run(rows.observe(given, F.count(F.lit(1)).alias("rows")))
         received = int(given.get["rows"])
-        put_down = sum(found.rows for found in spooled)
-        if received != put_down:
-            raise Unbalanced(f"batch {batch.name}: {received} rows received, {put_down} put down")
-        return spooled
+        rows_staged = sum(found.rows for found in staged)
+        if received != rows_staged:
+            raise Unbalanced(f"batch {batch.name}: {received} rows received, {rows_staged} staged")
+        return staged
 
-    def _duplicates(self, spool: Spool, spooled: Sequence[Spooled], batch: BatchId, work: Path) -> str:
-        paths = [spool.keys(found.name) for found in spooled if found.keys]
+    def _duplicates(self, stage: Stage, staged: Sequence[StagedFile], batch: BatchId, work: Path) -> str:
+        paths = [stage.keys(found.name) for found in staged if found.keys]
         if not paths:
             return ""
-        since_us, first_us = None, _first_us(spooled)
+        since_us, first_us = None, _first_us(staged)
         horizon_s = self._rules.horizon_s
         if horizon_s is not None and isfinite(horizon_s) and first_us is not None:
             since_us = first_us - int(horizon_s * 1_000_000)
@@ -150,28 +154,28 @@ class Line:
             history = tables.read(self._spark, self._store, "messages", since_us)
         return dedupe.find(self._spark, paths, history, batch=batch.name, work=work)
 
-    def _known_columns(self) -> dict[str, Columns]:
-        known: dict[str, Columns] = {}
+    def _known_columns(self) -> dict[str, PayloadColumns]:
+        known: dict[str, PayloadColumns] = {}
         if self._typed_routes is None:
             return known
         for urn, columns in self._registry.items():
             table = self._routes.table(urn)
             if table:
-                have = known.get(table, Columns())
+                have = known.get(table, PayloadColumns())
                 new = {c.path: c.kind for c in columns.columns}
                 known[table] = have.with_new({p: k for p, k in new.items() if p not in _paths(have)})
         for path in typed_path(self._store, "x").parent.glob(f"{TYPED_DIR}.*.json"):
-            stored = msgspec.json.decode(path.read_bytes(), type=Columns)
+            stored = msgspec.json.decode(path.read_bytes(), type=PayloadColumns)
             table = path.name.removeprefix(f"{TYPED_DIR}.").removesuffix(".json")
-            planned = {c.path: c.kind for c in known.get(table, Columns()).columns}
+            planned = {c.path: c.kind for c in known.get(table, PayloadColumns()).columns}
             known[table] = stored.with_new({p: k for p, k in planned.items() if p not in _paths(stored)})
         return known
 
-    def _split(self, plan: Plan, spooled: Sequence[Spooled]) -> Parts:
-        return split(self._spark, plan, spooled)
+    def _write_tables(self, plan: WritePlan, staged: Sequence[StagedFile]) -> TableFiles:
+        return write_tables(self._spark, plan, staged)
 
-    def _dead_letters(self, spool: Spool, spooled: Sequence[Spooled], work: Path) -> list[Path]:
-        paths = [str(spool.dead(found.name)) for found in spooled if found.dead]
+    def _dead_letters(self, stage: Stage, staged: Sequence[StagedFile], work: Path) -> list[Path]:
+        paths = [str(stage.dead(found.name)) for found in staged if found.dead]
         if not paths:
             return []
         history = None
@@ -179,38 +183,41 @@ class Line:
             history = tables.read(self._spark, self._store, "dead_letters")
         rows = tables.read_files(self._spark, paths, tables.to_spark(tables.ROW))
         rows = rows.select("*", "_metadata.file_name", "_metadata.row_index")
-        place = work / "dead"
-        deadletters.select(rows, history).write.parquet(str(place))
-        written = [path for path in sorted(place.glob("*.parquet")) if pq.read_metadata(path).num_rows]
+        folder = work / "dead"
+        deadletters.select(rows, history).write.parquet(str(folder))
+        written = [path for path in sorted(folder.glob("*.parquet")) if pq.read_metadata(path).num_rows]
         durable.sync_all(written)
         return written
 
-    def _balance(self, spooled: Sequence[Spooled], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
+    def _balance(self, staged: Sequence[StagedFile], files: Mapping[str, Sequence[Path]]) -> list[Balance]:
         """What was received, as the first pass counted it, against what is in the files to be committed."""
-        received = sum((Counter(found.queues) for found in spooled), Counter[str]())
+        received = sum((Counter(found.queues) for found in staged), Counter[str]())
         names = ("messages", "quarantine", "duplicates", "dead_letters")
         counts = {name: _queues(files.get(name, ())) for name in names}
         queues = sorted(set(received).union(*counts.values()))
+        possible = _possible_redeliveries([*files.get("messages", ()), *files.get("quarantine", ())])
+        # In the order of Balance's fields.
         balances = [
-            Balance(queue, received[queue], *(counts[name][queue] for name in names)) for queue in queues
+            Balance(queue, *(found[queue] for found in (received, *counts.values(), possible)))
+            for queue in queues
         ]
         for balance in balances:
-            if not balance.holds:
+            if not balance.adds_up:
                 raise Unbalanced(f"queue {balance.queue!r} does not add up, nothing was committed: {balance}")
         return balances
 
-    def _adopt(self, parts: Parts, batch: BatchId, attempt: str) -> list[Commit]:
+    def _adopt(self, parts: TableFiles, batch: BatchId, attempt: str) -> list[Commit]:
         """Move the files (they are synced) into their tables' folders, where nothing sees them yet."""
         commits = []
         for table, paths in sorted(parts.files.items()):
             if not paths:
                 continue
-            place = self._store.data_dir(table, attempt)
-            place.mkdir(parents=True, exist_ok=True)
-            moved = [place / path.name for path in paths]
+            folder = self._store.data_dir(table, attempt)
+            folder.mkdir(parents=True, exist_ok=True)
+            moved = [folder / path.name for path in paths]
             for path, target in zip(paths, moved, strict=True):
                 os.replace(path, target)
-            durable.sync(place)
+            durable.sync(folder)
             files = tables.describe(self._store.root / table, moved)
             typed = parts.columns.get(table.removeprefix(f"{TYPED_DIR}/"))
             commits.append(self._commit(table, batch, files, typed.arrow() if typed else tables.CORE[table]))
@@ -220,7 +227,7 @@ class Line:
         self,
         batch: BatchId,
         balances: Sequence[Balance],
-        spooled: Sequence[Spooled],
+        staged: Sequence[StagedFile],
         took_ms: int,
         attempt: str,
     ) -> Commit:
@@ -232,18 +239,18 @@ class Line:
                 "job": batch.job,
                 "epoch": batch.epoch,
                 "number": batch.number,
-                "first_received_at": _moment(_first_us(spooled)),
+                "first_received_at": _moment(_first_us(staged)),
                 "last_received_at": _moment(
-                    max((f.last_us for f in spooled if f.last_us is not None), default=None)
+                    max((f.last_us for f in staged if f.last_us is not None), default=None)
                 ),
                 "prepared_at": now,
                 "took_ms": took_ms,
             }
             for balance in balances
         ]
-        place = self._store.data_dir("batches", attempt)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / "batch.parquet"
+        folder = self._store.data_dir("batches", attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "batch.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema=tables.BATCHES), path)
         durable.sync_all([path])
         files = tables.describe(self._store.root / "batches", [path])
@@ -268,11 +275,22 @@ def _queues(paths: Iterable[Path]) -> Counter[str]:
     return counts
 
 
-def _first_us(spooled: Sequence[Spooled]) -> int | None:
-    return min((found.first_us for found in spooled if found.first_us is not None), default=None)
+def _possible_redeliveries(paths: Iterable[Path]) -> Counter[str]:
+    """Rows per queue that carry a mark; the footer says of nearly every file that it has none."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        footer = pq.read_metadata(path)
+        if tables.null_count(footer, "redelivery") != footer.num_rows:
+            marked = pq.read_table(path, columns=["queue", "redelivery"], partitioning=None)
+            counts += by_queue(marked.filter(marked["redelivery"].is_valid())["queue"])
+    return counts
 
 
-def _paths(columns: Columns) -> set[tuple[str, ...]]:
+def _first_us(staged: Sequence[StagedFile]) -> int | None:
+    return min((found.first_us for found in staged if found.first_us is not None), default=None)
+
+
+def _paths(columns: PayloadColumns) -> set[tuple[str, ...]]:
     return {column.path for column in columns.columns}
 
 

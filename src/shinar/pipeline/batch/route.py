@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final
 
+from shinar.envelope.urn import best_match, check_pattern
 from shinar.errors import ConfigError
 
 #: Route target that keeps a URN out of the typed tables; it is in `messages` all the same.
@@ -37,21 +38,6 @@ class Routes:
         if target == NONE:
             return None
         return own_table(urn) if target == OWN else target
-
-
-def check_pattern(pattern: str) -> None:
-    if not pattern or "*" in pattern[:-1]:
-        raise ConfigError("write an exact URN, prefix* or * alone", setting=f"pattern {pattern!r}")
-
-
-def matches(urn: str, pattern: str) -> bool:
-    return urn.startswith(pattern[:-1]) if pattern.endswith("*") else urn == pattern
-
-
-def best_match(urn: str, patterns: Iterable[str]) -> str | None:
-    """An exact pattern wins, then the longest prefix; `*` matches the rest."""
-    found = [pattern for pattern in patterns if matches(urn, pattern)]
-    return max(found, key=lambda pattern: (not pattern.endswith("*"), len(pattern))) if found else None
 
 
 def own_table(urn: str) -> str:

@@ -1,13 +1,13 @@
-"""First pass over a batch: rows are judged if nobody did it yet, and put down in Arrow files, once.
+"""First pass over a batch: rows are judged if that was not done yet, and staged in Arrow files, once.
 
-Beside each such file lie the keys that dedupe compares and, where there are any, its dead letters. The driver
-gets one short report a task. Nothing here is a table; `split` makes tables from it.
+Beside each such file are the keys that dedupe compares and, where there are any, its dead letters. The driver
+gets one short report a task. Nothing here is a table; `write_tables` makes tables from it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shinar.envelope import Kind
-from shinar.pipeline.batch.dead_letters import is_dlq
 from shinar.pipeline.batch.id_hash import id_hashes
 from shinar.pipeline.batch.route import Routes
 from shinar.pipeline.lake import store as tables
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch, raw_columns, repeated
-from shinar.pipeline.typed.columns import Block, PackedSeen, merge_seen, pack_seen
+from shinar.pipeline.typed.columns import PackedSeen, PayloadBlock, isolated, merge_seen, pack_seen
 from shinar.pipeline.typed.types import Seen, decode
+from shinar.settlement.names import is_dead_letter_queue_of_any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,11 +37,11 @@ NO_QUEUE: Final = ""
 SAMPLE_ROWS: Final = 500
 #: What a task of either pass tells the driver: one row, one JSON text.
 REPORT: Final = pa.schema([pa.field("report", pa.string())])
-#: What dedupe compares; `row` is the row's place in the spooled file of the same name.
+#: What dedupe compares; `row` is the row's number in the staged file of the same name.
 KEYS: Final = pa.schema(
     [
         pa.field("id_hash", pa.int64()),
-        *[schema.ARROW.field(name) for name in ("id", "dl_reason", "received_at", "position")],
+        *[schema.ARROW.field(name) for name in ("id", "dl_reason", "redelivery", "received_at", "position")],
         pa.field("row", pa.int64()),
     ]
 )
@@ -49,8 +49,8 @@ KEYS: Final = pa.schema(
 _FAST: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-class Spooled(msgspec.Struct, frozen=True):
-    """What one task put down. `name` is that of its files, without their endings."""
+class StagedFile(msgspec.Struct, frozen=True):
+    """What one task staged. `name` is that of its files, without their endings."""
 
     name: str
     #: Rows per queue, as they were received.
@@ -68,7 +68,7 @@ class Spooled(msgspec.Struct, frozen=True):
         return sum(self.queues.values())
 
 
-class Spool(msgspec.Struct, frozen=True):
+class Stage(msgspec.Struct, frozen=True):
     """The folder of the first pass, as driver and executors know it."""
 
     folder: str
@@ -83,32 +83,32 @@ class Spool(msgspec.Struct, frozen=True):
         return Path(self.folder, f"{name}.dead.parquet")
 
     def read(self, name: str) -> Iterator[pa.Table]:
-        with pa.memory_map(str(self.rows(name))) as held:
-            file = pa.ipc.open_file(held)
+        with pa.memory_map(str(self.rows(name))) as mapped:
+            file = pa.ipc.open_file(mapped)
             for number in range(file.num_record_batches):
                 yield pa.Table.from_batches([file.get_batch(number)])
 
 
-class Spooling:
+class StageWriter:
     """One executor task: rows in, one report out, files on the side. No typed tables: no `routes`."""
 
-    def __init__(self, spool: Spool, batch: str, routes: Routes | None, known: frozenset[str]) -> None:
-        self._spool = spool
+    def __init__(self, stage: Stage, batch: str, routes: Routes | None, known: frozenset[str]) -> None:
+        self._stage = stage
         self._batch = batch
         self._routes = routes
         self._known = known
 
-    def run(self, rows: DataFrame) -> list[Spooled]:
+    def run(self, rows: DataFrame) -> list[StagedFile]:
         """`rows` are judged rows, or raw ones: a `body` and what is known of the delivery."""
         wanted = schema.NAMES if "verdict" in rows.columns else raw_columns(rows)
         done = rows.select(*wanted).mapInArrow(self, tables.to_spark(REPORT)).collect()
-        return [msgspec.json.decode(row["report"], type=Spooled) for row in done]
+        return [msgspec.json.decode(row["report"], type=StagedFile) for row in done]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task: _Task | None = None
+        task: _StageTask | None = None
         for batch in batches:
             if batch.num_rows:
-                task = task or _Task(self._spool, self._batch, _Sample(self._routes, self._known))
+                task = task or _StageTask(self._stage, self._batch, _Sample(self._routes, self._known))
                 task.add(batch)
         if task is not None:
             yield reported(task.finish())
@@ -118,20 +118,20 @@ def reported(told: msgspec.Struct) -> pa.RecordBatch:
     return pa.record_batch([[msgspec.json.encode(told).decode()]], schema=REPORT)
 
 
-class _Task:
-    def __init__(self, spool: Spool, batch: str, sample: _Sample) -> None:
+class _StageTask:
+    def __init__(self, stage: Stage, batch: str, sample: _Sample) -> None:
         self._name = uuid4().hex
-        self._dead_path = spool.dead(self._name)
+        self._dead_path = stage.dead(self._name)
         self._batch = batch
         self._sample = sample
         self._rows = 0
         self._queues: Counter[str] = Counter()
         self._times: list[int] = []
         self._shape = pa.schema([*schema.ARROW, pa.field("id_hash", pa.int64())])
-        Path(spool.folder).mkdir(parents=True, exist_ok=True)
-        self._spooled = pa.ipc.new_file(str(spool.rows(self._name)), self._shape, options=_FAST)
+        Path(stage.folder).mkdir(parents=True, exist_ok=True)
+        self._staged = pa.ipc.new_file(str(stage.rows(self._name)), self._shape, options=_FAST)
         self._keys = pq.ParquetWriter(
-            spool.keys(self._name), KEYS, compression="none", use_dictionary=["dl_reason"]
+            stage.keys(self._name), KEYS, compression="none", use_dictionary=["dl_reason"]
         )
         self._counts = Counter[str]()
         self._dead: pq.ParquetWriter | None = None
@@ -141,7 +141,7 @@ class _Task:
         arrays = [judged.column(field.name).cast(field.type) for field in schema.ARROW]
         arrays.append(id_hashes(judged.column("id")))
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._shape)
-        self._spooled.write_batch(rows)
+        self._staged.write_batch(rows)
         accepted = pc.equal(rows["verdict"], Kind.ACCEPTED.value)
         self._add_keys(rows, accepted)
         self._add_dead(rows)
@@ -152,14 +152,16 @@ class _Task:
         self._rows += len(rows)
 
     def _add_keys(self, rows: pa.RecordBatch, accepted: pa.Array) -> None:
-        places = pa.array(np.arange(self._rows, self._rows + len(rows)))
-        keys = pa.table([*(rows[name] for name in KEYS.names[:-1]), places], schema=KEYS)
+        numbers = pa.array(np.arange(self._rows, self._rows + len(rows)))
+        keys = pa.table([*(rows[name] for name in KEYS.names[:-1]), numbers], schema=KEYS)
         keys = keys.filter(pc.and_(accepted, rows["id_hash"].is_valid()))
         self._keys.write_table(keys)
         self._counts["keys"] += len(keys)
 
     def _add_dead(self, rows: pa.RecordBatch) -> None:
-        queues = [queue for queue in pc.unique(rows["queue"]).to_pylist() if is_dlq(queue)]
+        queues = [
+            queue for queue in pc.unique(rows["queue"]).to_pylist() if is_dead_letter_queue_of_any(queue)
+        ]
         dead = rows["dl_reason"].is_valid()
         if queues:
             dead = pc.or_(dead, pc.is_in(rows["queue"], pa.array(queues, pa.string())))
@@ -170,11 +172,11 @@ class _Task:
             self._dead.write_table(pa.table(columns, schema=tables.ROW))
             self._counts["dead"] += len(found)
 
-    def finish(self) -> Spooled:
-        for file in (self._spooled, self._keys, self._dead):
+    def finish(self) -> StagedFile:
+        for file in (self._staged, self._keys, self._dead):
             if file is not None:
                 file.close()
-        return Spooled(
+        return StagedFile(
             name=self._name,
             queues=dict(self._queues),
             keys=self._counts["keys"],
@@ -205,11 +207,21 @@ class _Sample:
             if left > 0:
                 texts = rows["data"].filter(pc.equal(rows["urn"], urn)).slice(0, left).to_pylist()
                 self._left[table] += len(texts)
-                seen = Block([decode(text) if text else {} for text in texts], None).seen
-                self._seen[table] = merge_seen([self._seen.get(table, {}), seen])
+                self._seen[table] = merge_seen([self._seen.get(table, {}), *_fields_of(texts)])
 
     def packed(self) -> dict[str, PackedSeen]:
         return {table: pack_seen(seen) for table, seen in self._seen.items()}
+
+
+def _fields_of(texts: Sequence[str | None]) -> Iterator[Seen]:
+    """The fields of some payloads. One that cannot be read shows none; the second pass says why."""
+
+    def shape(_: int, texts: Sequence[str | None]) -> PayloadBlock:
+        return PayloadBlock([decode(text) if text else {} for text in texts], None)
+
+    for _, block in isolated(texts, shape):
+        if isinstance(block, PayloadBlock):
+            yield block.seen
 
 
 def by_queue(column: Any) -> Counter[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
+from shinar.clock import SYSTEM
 from shinar.errors import StoreError
 from shinar.pipeline.lake.store import STATE_DIR, Commit, DataFile, require_files, widened
 
@@ -124,7 +124,7 @@ def contended(act: Callable[[], T], what: str, advice: str) -> T:
         except CommitFailedError as exc:
             if not left:
                 raise StoreError(f"{what}: {exc}; {advice}") from exc
-            time.sleep(random.uniform(0, RIVAL_PAUSE_S))
+            SYSTEM.sleep(random.uniform(0, RIVAL_PAUSE_S))
     raise AssertionError("the last try raises or returns")
 
 
@@ -152,7 +152,7 @@ def _action(file: DataFile) -> AddAction:
         path=file.path,
         size=file.size_bytes,
         partition_values={},
-        modification_time=int(datetime.now(UTC).timestamp() * 1000),
+        modification_time=int(SYSTEM.utc_now().timestamp() * 1000),
         data_change=True,
         stats=json.dumps(stats),
     )

@@ -16,11 +16,21 @@ import pyarrow as pa
 
 from shinar import durable_files as durable
 from shinar.errors import StoreError
-from shinar.pipeline.lake.store import STATE_DIR, Commit, DataFile, packed, require_files, widened
+from shinar.pipeline.lake.store import (
+    STATE_DIR,
+    Commit,
+    DataFile,
+    packed,
+    remove_tree,
+    require_files,
+    widened,
+)
 
 #: Written into every batch folder; hidden from Spark, DuckDB and pyarrow by its leading dot or underscore.
 MARKER: Final = "_batch.json"
 _SCHEMA: Final = "_schema.arrow"
+#: Application -> last batch of it that retention deleted.
+_DROPPED: Final = "_dropped.json"
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -64,7 +74,23 @@ class FolderStore:
 
     def committed(self, table: str, app: str) -> int | None:
         versions = [marker.version for _, marker in self.batches(table) if marker.app == app]
-        return max(versions) if versions else None
+        dropped = self._dropped(table).get(app)
+        return max([*versions, *([] if dropped is None else [dropped])], default=None)
+
+    def drop(self, table: str, folder: Path, marker: Marker) -> None:
+        """Delete a batch's rows for good; that it was committed stays known."""
+        known = self._dropped(table)
+        known[marker.app] = max(marker.version, known.get(marker.app, marker.version))
+        durable.write(self.root / table / _DROPPED, msgspec.json.encode(known))
+        hidden = folder.with_name(f".gone-{folder.name}")
+        os.rename(folder, hidden)
+        remove_tree(hidden)
+
+    def _dropped(self, table: str) -> dict[str, int]:
+        try:
+            return msgspec.json.decode((self.root / table / _DROPPED).read_bytes(), type=dict[str, int])
+        except FileNotFoundError:
+            return {}
 
     def batches(self, table: str) -> list[tuple[Path, Marker]]:
         found = sorted((self.root / table).glob(f"[!.]*/{MARKER}"))

@@ -1,7 +1,7 @@
 """The lake: which tables there are, their columns, and the one interface to put files into them.
 
 A table is a folder. Executors put Parquet files where `data_dir` says, and nothing sees them until
-`commit` names them, once per (app, version). Knows no broker and starts no Spark session; Delta and
+`commit` names them, once per (app, version). Must not know a broker, and starts no Spark session; Delta and
 plain folders are the two stores.
 """
 
@@ -48,7 +48,10 @@ DUPLICATES: Final = pa.schema(
             schema.ARROW.field(name)
             for name in ("urn", "trace_id", "queue", "lang", "created_at", "attempts")
         ],
-        *[schema.ARROW.field(name) for name in ("received_at", "broker", "position", "dl_reason")],
+        *[
+            schema.ARROW.field(name)
+            for name in ("received_at", "broker", "position", "dl_reason", "redelivery")
+        ],
     ]
 )
 
@@ -58,6 +61,20 @@ DEAD_LETTERS: Final = pa.schema(
         pa.field("template", pa.string()),
         *schema.ARROW,
         pa.field("id_hash", pa.int64()),
+        pa.field("batch", pa.string()),
+    ]
+)
+
+#: A message that is in `messages` and has no row in its typed table, and why.
+TYPED_REJECTS: Final = pa.schema(
+    [
+        *[schema.ARROW.field(name) for name in ("id", "urn", "trace_id", "queue", "lang", "created_at")],
+        *[schema.ARROW.field(name) for name in ("received_at", "position")],
+        pa.field("table", pa.string()),
+        pa.field("column", pa.string()),
+        pa.field("pointer", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("value", pa.string()),
         pa.field("batch", pa.string()),
     ]
 )
@@ -74,6 +91,7 @@ BATCHES: Final = pa.schema(
         pa.field("quarantine", pa.int64()),
         pa.field("duplicates", pa.int64()),
         pa.field("dead_letters", pa.int64()),
+        pa.field("possible_redeliveries", pa.int64()),
         pa.field("first_received_at", _TIME),
         pa.field("last_received_at", _TIME),
         pa.field("prepared_at", _TIME),
@@ -97,6 +115,7 @@ CORE: Final[dict[str, pa.Schema]] = {
     "quarantine": ROW,
     "duplicates": DUPLICATES,
     "dead_letters": DEAD_LETTERS,
+    "typed_rejects": TYPED_REJECTS,
     "batches": BATCHES,
     "handler_failures": HANDLER_FAILURES,
 }
@@ -135,7 +154,7 @@ class Commit(msgspec.Struct, frozen=True):
         return pa.ipc.read_schema(pa.py_buffer(self.columns))
 
 
-class Store(Protocol):
+class TableStore(Protocol):
     """A kind of table. Both kinds keep `messages` and the rest under `root/<table>`."""
 
     root: Path
@@ -151,7 +170,7 @@ class Store(Protocol):
     def committed(self, table: str, app: str) -> int | None: ...
 
     def files(self, table: str, since_us: int | None = None) -> list[str]:
-        """Absolute paths, without those that only hold rows received before `since_us`."""
+        """Absolute paths, without those that only have rows received before `since_us`."""
         ...
 
     def schema(self, table: str) -> pa.Schema | None: ...
@@ -159,20 +178,29 @@ class Store(Protocol):
     def tables(self) -> list[str]: ...
 
 
-def open_store(lake: str | os.PathLike[str], table_format: Format | None = None) -> Store:
-    """The store of a lake. A lake keeps the format it was made with."""
-    from shinar.pipeline.lake.delta import DeltaStore
-    from shinar.pipeline.lake.parquet import FolderStore
-
-    root = Path(os.path.abspath(os.fspath(lake)))
+def check_lake_folder(lake: str | os.PathLike[str]) -> Path:
+    """The lake's absolute path, whether it exists or not; an error where it cannot be one."""
     if "://" in os.fspath(lake):
         raise ConfigError(
             "must be a folder (local disk, NFS); copy the tables from there to a bucket", setting="lake"
         )
+    root = Path(os.path.abspath(os.fspath(lake)))
+    blocked = next((path for path in (root, *root.parents) if path.exists() and not path.is_dir()), None)
+    if blocked is not None:
+        raise ConfigError(f"{blocked} is a file; name a folder for the tables", setting="lake")
+    return root
+
+
+def open_store(lake: str | os.PathLike[str], table_format: Format | None = None) -> TableStore:
+    """The store of a lake. A lake keeps the format it was made with."""
+    from shinar.pipeline.lake.delta import DeltaStore
+    from shinar.pipeline.lake.parquet import FolderStore
+
+    root = check_lake_folder(lake)
     marker = root / STATE_DIR / "lake.json"
     found = json.loads(marker.read_text())["format"] if marker.exists() else None
     if found and table_format and found != table_format:
-        raise ConfigError(f"this lake holds {found} tables; use another folder", setting="format")
+        raise ConfigError(f"this lake has {found} tables; use another folder", setting="format")
     if table_format not in (None, *get_args(Format)):
         raise ConfigError(f"{table_format!r} is neither delta nor parquet", setting="format")
     chosen = found or table_format or "delta"
@@ -188,16 +216,17 @@ def open_store(lake: str | os.PathLike[str], table_format: Format | None = None)
     return DeltaStore(root) if chosen == "delta" else FolderStore(root)
 
 
-def existing_store(lake: str | os.PathLike[str]) -> Store:
-    """For readers: a folder that is no lake is an error and not a new, empty lake."""
+def existing_store(lake: str | os.PathLike[str]) -> TableStore:
+    """For readers: a folder without tables is an error and not a new, empty lake."""
+    check_lake_folder(lake)
     if not (Path(lake) / STATE_DIR / "lake.json").exists():
         raise ConfigError(
-            f"{os.fspath(lake)} holds no Shinar tables; write some with `shinar pipeline run`", setting="lake"
+            f"{os.fspath(lake)} has no Shinar tables; write some with `shinar pipeline run`", setting="lake"
         )
     return open_store(lake)
 
 
-def read(spark: SparkSession, store: Store, table: str, since_us: int | None = None) -> DataFrame:
+def read(spark: SparkSession, store: TableStore, table: str, since_us: int | None = None) -> DataFrame:
     """A table as a DataFrame, by its file list: no Delta jar needed. A table not yet written is empty."""
     known = store.schema(table)
     if known is None:
@@ -284,7 +313,7 @@ def _statistics(footer: pq.FileMetaData, name: str) -> list[Any]:
 
 def _micros(value: object) -> int:
     if not isinstance(value, datetime):
-        raise StoreError(f"a time column holds {type(value).__name__} in its footer")
+        raise StoreError(f"a time column has {type(value).__name__} in its footer")
     moment = value if value.tzinfo else value.replace(tzinfo=UTC)
     delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

@@ -12,6 +12,16 @@ HEIGHT: Final = 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 10, 26
 _GRID_LINES: Final = 4
 _LABELS: Final = 8
+#: Room for at least so many bars: a single one is not drawn as a wall.
+_LEAST_BARS: Final = 12
+#: Largest value shown in a unit of time, its milliseconds, its name.
+_TIMES: Final = (
+    (1_000, 1, "ms"),
+    (120_000, 1_000, "s"),
+    (7_200_000, 60_000, "min"),
+    (172_800_000, 3_600_000, "h"),
+    (float("inf"), 86_400_000, "d"),
+)
 
 
 class Series:
@@ -27,7 +37,7 @@ def bars(labels: Sequence[str], layers: Sequence[Series], *, title: str) -> str:
     """Stacked bars over time."""
     sums = [sum(layer.values[i] or 0 for layer in layers) for i in range(len(labels))]
     top = nice(max(sums, default=0))
-    step = (WIDTH - _LEFT - _RIGHT) / max(len(labels), 1)
+    step = (WIDTH - _LEFT - _RIGHT) / max(len(labels), _LEAST_BARS)
     parts = [_frame(top, labels, step)]
     for i, label in enumerate(labels):
         base = 0.0
@@ -52,7 +62,7 @@ def lines(labels: Sequence[str], series: Sequence[Series], *, title: str, unit: 
     """Lines over time; a gap in the values is a gap in the line."""
     known = [value for one in series for value in one.values if value is not None]
     top = nice(max(known, default=0))
-    step = (WIDTH - _LEFT - _RIGHT) / max(len(labels), 1)
+    step = (WIDTH - _LEFT - _RIGHT) / max(len(labels), _LEAST_BARS)
     parts = [_frame(top, labels, step, unit)]
     for one in series:
         for run in _runs(one.values):
@@ -98,6 +108,18 @@ def sparkline(values: Sequence[float], *, colour: str = "--bad") -> str:
     return f'<svg class="spark" viewBox="0 0 {width} 24" role="img" aria-label="over time">{rects}</svg>'
 
 
+def time_unit(most_ms: float) -> tuple[int, str]:
+    """(milliseconds of the unit, its name) in which a value is a number that a person reads."""
+    return next((size, name) for limit, size, name in _TIMES if abs(most_ms) < limit)
+
+
+def duration(ms: float | None) -> str:
+    if ms is None:
+        return "–"
+    size, name = time_unit(ms)
+    return f"{ms / size:.3g} {name}"
+
+
 def waterfall(rows: Sequence[tuple[str, float, float, bool]], *, title: str) -> str:
     """One bar a hop: (label, start ms, end ms, slow)."""
     end = max((row[2] for row in rows), default=0) or 1
@@ -112,11 +134,13 @@ def waterfall(rows: Sequence[tuple[str, float, float, bool]], *, title: str) -> 
             f'<text x="{label_width - 8}" y="{i * high + 15}" text-anchor="end" class="lbl">'
             f"{escape(_short(label))}</text>"
             f'<rect x="{x:.1f}" y="{i * high + 4}" width="{width:.1f}" height="{high - 8}" rx="2" '
-            f'fill="var({colour})"><title>{escape(label)}: {start:,.0f} to {stop:,.0f} ms</title></rect>'
+            f'fill="var({colour})"><title>{escape(label)}: from {duration(start)} to {duration(stop)}'
+            f"</title></rect>"
             f'<text x="{min(x + width + 4, WIDTH - 84):.1f}" y="{i * high + 15}" class="lbl">'
-            f"{stop - start:,.0f} ms</text>"
+            f"{duration(stop - start)}</text>"
         )
-    return _svg(parts, title, high=len(rows) * high + 4)
+    steps = [Series("step, from its parent to it", "--c1", ()), Series("slow step", "--bad", ())]
+    return _svg(parts, title, high=len(rows) * high + 4) + legend(steps)
 
 
 def share_bar(share: float, colour: str = "--c1") -> str:
@@ -181,6 +205,7 @@ def _short(text: str, limit: int = 44) -> str:
 
 def _svg(parts: Sequence[str], title: str, *, high: int = HEIGHT) -> str:
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {high}" role="img" aria-label="{escape(title)}">'
-        f"{''.join(parts)}</svg>"
+        f'<div class="scroll"><svg class="plot" viewBox="0 0 {WIDTH} {high}" role="img" '
+        f'aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg></div>"
     )

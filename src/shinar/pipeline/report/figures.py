@@ -14,7 +14,7 @@ from shinar.pipeline.analysis.fingerprints import fingerprints, over_time
 from shinar.pipeline.analysis.stuck import stuck
 from shinar.pipeline.analysis.traces import edges, hops, millis, traces
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import Store
+from shinar.pipeline.lake.store import TableStore
 
 Rows = list[dict[str, Any]]
 
@@ -29,8 +29,10 @@ WATERFALL_HOPS: Final = 30
 _SAMPLE_CHARS: Final = 300
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ReportFigures(msgspec.Struct, frozen=True):
     lake: str
+    #: Whether any message says when it was received; an archive's do not.
+    with_receipt: bool
     made_at: datetime
     first_at: datetime | None
     last_at: datetime | None
@@ -53,6 +55,7 @@ class Figures(msgspec.Struct, frozen=True):
     stuck: Rows
     drift: Rows
     quarantine: Rows
+    typed_rejects: Rows
     batches: Rows
 
 
@@ -62,21 +65,24 @@ class _Tables(msgspec.Struct, frozen=True):
     duplicates: Any
     dead_letters: Any
     batches: Any
+    typed_rejects: Any
 
 
 def collect(
-    spark: SparkSession, store: Store, *, made_at: datetime, since: datetime | None = None
-) -> Figures:
+    spark: SparkSession, store: TableStore, *, made_at: datetime, since: datetime | None = None
+) -> ReportFigures:
     found = _Tables(**{name: tables.read(spark, store, name) for name in _Tables.__struct_fields__})
     span = _one(
         found.messages.agg(
             F.min("received_at").alias("first"),
             F.max("received_at").alias("last"),
+            F.count("received_at").alias("with_receipt"),
             F.min("created_at").alias("oldest"),
             F.max("created_at").alias("newest"),
         )
     )
-    first_at, last_at = span["first"], span["last"]
+    # An archive does not say when its bodies were received: then its charts are over their creation.
+    first_at, last_at = span["first"] or span["oldest"], span["last"] or span["newest"]
     produced_unit = _unit(span["oldest"], span["newest"])
     unit = _unit(first_at, last_at)
     steps = hops(found.messages).cache()
@@ -84,8 +90,9 @@ def collect(
     summary = traces(steps, waiting).cache()
     slowest = _rows(summary.orderBy(F.desc("duration_ms"), "trace_id").limit(TOP))
     shown = [row["trace_id"] for row in slowest if row["hops"] > 1][:WATERFALLS]
-    return Figures(
+    return ReportFigures(
         lake=store.root.name,
+        with_receipt=bool(span["with_receipt"]),
         made_at=made_at,
         first_at=first_at,
         last_at=last_at,
@@ -106,8 +113,9 @@ def collect(
         waterfalls=_waterfalls(steps, shown),
         edges=_rows(edges(steps).orderBy(F.desc("steps")).limit(TOP)),
         stuck=_rows(waiting.orderBy(F.desc("age_ms"), "id").limit(TOP)),
-        drift=_rows(drift(found.messages, since).limit(TOP * 4)),
+        drift=_rows(drift(found.messages, since, rejects=found.typed_rejects).limit(TOP * 4)),
         quarantine=_quarantine(found.quarantine),
+        typed_rejects=_typed_rejects(found.typed_rejects),
         batches=_rows(found.batches.orderBy(F.desc("prepared_at"), "queue").limit(TOP)),
     )
 
@@ -136,7 +144,8 @@ def _totals(found: _Tables) -> dict[str, int]:
     sums = found.batches.agg(
         F.countDistinct("batch").alias("batches"), *(F.coalesce(F.sum(n), F.lit(0)).alias(n) for n in names)
     )
-    return {**_one(sums), "dead_letters": found.dead_letters.count()}
+    beside = {name: getattr(found, name).count() for name in ("dead_letters", "typed_rejects")}
+    return {**_one(sums), **beside}
 
 
 def _latency(what: str = "") -> list[Column]:
@@ -144,8 +153,8 @@ def _latency(what: str = "") -> list[Column]:
     counts = F.col("created_at") <= F.col("received_at")
     counts = counts & (F.col("what") == what) if what else counts
     wait = F.when(counts, millis("received_at", "created_at"))
-    shares = (0.5, 0.95, 0.99)
-    return [F.percentile_approx(wait, share).alias(f"p{int(share * 100)}_ms") for share in shares]
+    quantiles = (0.5, 0.95, 0.99)
+    return [F.percentile_approx(wait, quantile).alias(f"p{int(quantile * 100)}_ms") for quantile in quantiles]
 
 
 def _trace_totals() -> list[Column]:
@@ -162,7 +171,7 @@ def _trace_totals() -> list[Column]:
 
 def _traffic(found: _Tables, unit: str) -> Rows:
     """All four tables in one pass: a row each, then one grouping."""
-    at = F.date_trunc(unit, "received_at").alias("at")
+    at = F.date_trunc(unit, F.coalesce("received_at", "created_at")).alias("at")
     names = ("messages", "quarantine", "duplicates", "dead_letters")
     slim = [
         getattr(found, name).select(at, F.lit(name).alias("what"), "created_at", "received_at")
@@ -215,3 +224,12 @@ def _quarantine(frame: DataFrame) -> Rows:
         F.first(F.substring(F.decode(F.col("body"), "ISO-8859-1"), 1, _SAMPLE_CHARS)).alias("sample"),
     )
     return _rows(told.orderBy(F.desc("count"), "reason", "pointer").limit(TOP))
+
+
+def _typed_rejects(frame: DataFrame) -> Rows:
+    told = frame.groupBy("table", "pointer", "reason", "lang").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.max(F.coalesce("received_at", "created_at")).alias("last_at"),
+        F.min("id").alias("sample_id"),
+    )
+    return _rows(told.orderBy(F.desc("count"), "table", "pointer").limit(TOP))

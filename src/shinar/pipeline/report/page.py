@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from html import escape
 from typing import Any, Final
 
-from shinar.pipeline.report.charts import Series, bars, lines, share_bar, sparkline, waterfall
-from shinar.pipeline.report.figures import Figures
+from shinar.pipeline.report.charts import (
+    Series,
+    bars,
+    duration,
+    lines,
+    share_bar,
+    sparkline,
+    time_unit,
+    waterfall,
+)
+from shinar.pipeline.report.figures import ReportFigures
+from shinar.pipeline.report.html import Html, anchor, moment, number, section, table
 from shinar.pipeline.report.style import CSS
+from shinar.printable import printable
 
 _LABEL: Final = {"minute": "%H:%M", "hour": "%d %b %H:%M", "day": "%d %b"}
 
@@ -19,6 +30,7 @@ _PALETTE: Final = ("--c1", "--c2", "--good", "--c4", "--c5", "--c6")
 #: What each finding of the drift job means, for a reader who has not read its page.
 _FINDINGS: Final = {
     "mixed_types": "mixed types",
+    "type_clash": "does not fit its column",
     "unsafe_integer": "integer beyond 2^53-1",
     "float_money": "fraction in a money field",
     "missing_field": "field missing in this language",
@@ -29,21 +41,28 @@ _FINDINGS: Final = {
 }
 
 
-def render(figures: Figures) -> str:
+#: The page runs nothing and loads nothing: what a message could smuggle in finds nothing to work with.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def render(figures: ReportFigures, mask: Callable[[str], str] = str) -> str:
+    """The page. `mask` is applied to every text that quotes a message."""
+    when = "received" if figures.with_receipt else "created"
     sections = [
         _tiles(figures),
-        _section("Traffic", _traffic(figures), "received per " + figures.unit),
-        _section("Produced", _produced(figures), f"created per {figures.produced_unit}, by language"),
-        _section("Latency", _latency(figures), "from creation to receipt"),
-        _section("By URN", _by_urn(figures)),
-        _section("Dead letters", _dead_letters(figures), "grouped by cause"),
-        _section("Quarantine", _quarantine(figures), "bodies that were not accepted"),
-        _section("Traces", _traces(figures)),
-        _section("Steps", _edges(figures), "which message leads to which"),
-        _section("Stuck", _stuck(figures), "should have led to another message, and did not"),
-        _section("Contract drift", _drift(figures)),
-        _section("Producers", _producers(figures)),
-        _section("Batches", _batches(figures), "received = messages + quarantine + duplicates"),
+        section("Traffic", _traffic(figures), f"{when} per {figures.unit}"),
+        section("Produced", _produced(figures), f"created per {figures.produced_unit}, by language"),
+        section("Latency", _latency(figures), "from creation to receipt"),
+        section("By URN", _by_urn(figures)),
+        section("Dead letters", _dead_letters(figures, mask), "grouped by cause"),
+        section("Quarantine", _quarantine(figures, mask), "bodies that were not accepted"),
+        section("Typed rejects", _typed_rejects(figures), "messages without a row in their typed table"),
+        section("Traces", _traces(figures)),
+        section("Steps", _edges(figures), "which message leads to which"),
+        section("Stuck", _stuck(figures), "should have led to another message, and did not"),
+        section("Contract drift", _drift(figures)),
+        section("Producers", _producers(figures)),
+        section("Batches", _batches(figures), "received = messages + quarantine + duplicates"),
     ]
     names = (
         "Traffic",
@@ -52,51 +71,34 @@ def render(figures: Figures) -> str:
         "By URN",
         "Dead letters",
         "Quarantine",
+        "Typed rejects",
         "Traces",
         "Stuck",
         "Contract drift",
     )
-    links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in names)
+    links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name in names)
     title = f"Shinar report: {escape(figures.lake)}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{title}</title><style>{CSS}</style></head><body><header><h1>{title}</h1>"
         f"<p>{_span(figures)} · made {moment(figures.made_at)} · all times UTC</p><nav>{links}</nav></header>"
         f"<main>{''.join(sections)}</main></body></html>\n"
     )
 
 
-def _span(figures: Figures) -> str:
+def _span(figures: ReportFigures) -> str:
     if figures.first_at is None:
         return "no messages yet"
-    return f"messages received {moment(figures.first_at)} to {moment(figures.last_at)}"
+    when = "received" if figures.with_receipt else "created"
+    return f"messages {when} {moment(figures.first_at)} to {moment(figures.last_at)}"
 
 
-def moment(value: datetime | None) -> str:
-    if value is None:
-        return "–"
-    aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    return aware.strftime("%Y-%m-%d %H:%M:%S")
-
-
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def duration(ms: float | None) -> str:
-    if ms is None:
-        return "–"
-    for limit, size, unit in ((1000, 1, "ms"), (120_000, 1000, "s"), (7_200_000, 60_000, "min")):
-        if abs(ms) < limit:
-            return f"{ms / size:.3g} {unit}"
-    return f"{ms / 3_600_000:.3g} h"
-
-
-def _tiles(figures: Figures) -> str:
+def _tiles(figures: ReportFigures) -> str:
     totals = figures.totals
-    holds = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
+    adds_up = totals["received"] == totals["messages"] + totals["quarantine"] + totals["duplicates"]
     rate = totals["dead_letters"] / totals["messages"] if totals["messages"] else 0.0
     tiles = [
         ("received", number(totals["received"]), f"{number(totals['batches'])} batches", ""),
@@ -104,13 +106,19 @@ def _tiles(figures: Figures) -> str:
         ("quarantine", number(totals["quarantine"]), "not accepted", "bad" if totals["quarantine"] else ""),
         ("duplicates", number(totals["duplicates"]), "delivered again", ""),
         (
+            "typed rejects",
+            number(totals["typed_rejects"]),
+            "no row in their typed table",
+            "bad" if totals["typed_rejects"] else "",
+        ),
+        (
             "dead letters",
             number(totals["dead_letters"]),
             f"{rate * 100:.2f} % of messages",
             "bad" if totals["dead_letters"] else "",
         ),
         ("p95 latency", duration(figures.latency.get("p95_ms")), "creation to receipt", ""),
-        ("adds up", "yes" if holds else "NO", "received = sum of the parts", "good" if holds else "bad"),
+        ("adds up", "yes" if adds_up else "NO", "received = sum of the parts", "good" if adds_up else "bad"),
     ]
     cells = "".join(
         f'<div class="tile {tone}"><small>{escape(name)}</small><b>{escape(value)}</b>'
@@ -120,37 +128,7 @@ def _tiles(figures: Figures) -> str:
     return f'<section class="tiles">{cells}</section>'
 
 
-def _section(title: str, body: str, note: str = "") -> str:
-    small = f" <small>{escape(note)}</small>" if note else ""
-    return f'<section id="{_anchor(title)}"><h2>{escape(title)}{small}</h2>{body}</section>'
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
-class Html(str):
-    """Text that is already HTML; everything else in a table is escaped."""
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], empty: str, right: Sequence[int] = ()) -> str:
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{' class=r' if i in right else ''}>{_cell(cell)}</td>" for i, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
-    )
-    if not body:
-        return f'<p class="empty">{escape(empty)}</p>'
-    head = "".join(f"<th{' class=r' if i in right else ''}>{escape(h)}</th>" for i, h in enumerate(heads))
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cell(value: Any) -> str:
-    return value if isinstance(value, Html) else escape(str(value))
-
-
-def _labels(figures: Figures) -> list[str]:
+def _labels(figures: ReportFigures) -> list[str]:
     return [row["at"].strftime(_LABEL[figures.unit]) for row in figures.traffic]
 
 
@@ -158,7 +136,7 @@ def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def _traffic(figures: Figures) -> str:
+def _traffic(figures: ReportFigures) -> str:
     if not figures.traffic:
         return '<p class="empty">nothing was received yet</p>'
     layers = [
@@ -168,7 +146,7 @@ def _traffic(figures: Figures) -> str:
     return bars(_labels(figures), layers, title="messages over time")
 
 
-def _produced(figures: Figures) -> str:
+def _produced(figures: ReportFigures) -> str:
     """The languages with the most messages get a colour each; the rest share the last one."""
     if not figures.produced:
         return '<p class="empty">nothing was produced yet</p>'
@@ -191,17 +169,22 @@ def _produced(figures: Figures) -> str:
     return bars(labels, layers, title="messages by creation")
 
 
-def _latency(figures: Figures) -> str:
+def _latency(figures: ReportFigures) -> str:
     if not figures.traffic:
         return '<p class="empty">nothing was received yet</p>'
+    if not figures.with_receipt:
+        return '<p class="empty">an archive does not say when its messages were received</p>'
+    shown = (("p50", "--c1"), ("p95", "--c2"), ("p99", "--bad"))
+    values = {name: _column(figures.traffic, f"{name}_ms") for name, _ in shown}
+    size, unit = time_unit(max((ms for column in values.values() for ms in column if ms), default=0))
     series = [
-        Series(name, colour, _column(figures.traffic, f"{name}_ms"))
-        for name, colour in (("p50", "--c1"), ("p95", "--c2"), ("p99", "--bad"))
+        Series(name, colour, [None if ms is None else ms / size for ms in values[name]])
+        for name, colour in shown
     ]
-    return lines(_labels(figures), series, title="latency over time", unit=" ms")
+    return lines(_labels(figures), series, title="latency over time", unit=f" {unit}")
 
 
-def _by_urn(figures: Figures) -> str:
+def _by_urn(figures: ReportFigures) -> str:
     rows = [
         (
             row["urn"] or "–",
@@ -217,10 +200,10 @@ def _by_urn(figures: Figures) -> str:
         for row in figures.by_urn
     ]
     heads = ["URN", "languages", "messages", "retries", "dead letters", "DLQ rate", "p50", "p95", "p99"]
-    return _table(heads, rows, "no messages", right=(2, 3, 4, 6, 7, 8))
+    return table(heads, rows, "no messages", right=(2, 3, 4, 6, 7, 8))
 
 
-def _dead_letters(figures: Figures) -> str:
+def _dead_letters(figures: ReportFigures, mask: Callable[[str], str]) -> str:
     moments = sorted({row["at"] for row in figures.deaths})
     counts: dict[str, dict[datetime, int]] = {}
     for row in figures.deaths:
@@ -234,7 +217,7 @@ def _dead_letters(figures: Figures) -> str:
         name = escape(row["exception"] or row["reason"] or "–")
         told = (
             f"<code>{escape(row['fingerprint'])}</code> {mark}<br><b>{name}</b>"
-            f"<br><small>{escape(row['template'] or '')}</small>"
+            f"<br><small>{escape(mask(row['template'] or ''))}</small>"
         )
         rows.append(
             (
@@ -250,10 +233,10 @@ def _dead_letters(figures: Figures) -> str:
             )
         )
     heads = ["cause", "URN", "lang", "queue", "count", "share", "when", "first", "last"]
-    return _table(heads, rows, "no dead letters", right=(4,))
+    return table(heads, rows, "no dead letters", right=(4,))
 
 
-def _quarantine(figures: Figures) -> str:
+def _quarantine(figures: ReportFigures, mask: Callable[[str], str]) -> str:
     rows = [
         (
             row["verdict"] or "–",
@@ -262,19 +245,32 @@ def _quarantine(figures: Figures) -> str:
             row["queue"] or "–",
             number(row["count"]),
             moment(row["last_at"]),
-            Html(f"<code class=sample>{escape(_printable(row['sample'] or ''))}</code>"),
+            Html(f"<code class=sample>{escape(printable(mask(row['sample'] or '')))}</code>"),
         )
         for row in figures.quarantine
     ]
     heads = ["verdict", "reason", "pointer", "queue", "count", "last", "sample"]
-    return _table(heads, rows, "nothing in quarantine", right=(4,))
+    return table(heads, rows, "nothing in quarantine", right=(4,))
 
 
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "·" for char in text)
+def _typed_rejects(figures: ReportFigures) -> str:
+    rows = [
+        (
+            row["table"],
+            Html(f"<code>{escape(row['pointer'] or '')}</code>"),
+            row["reason"],
+            row["lang"] or "–",
+            number(row["count"]),
+            moment(row["last_at"]),
+            Html(f"<code>{escape(row['sample_id'] or '')}</code>"),
+        )
+        for row in figures.typed_rejects
+    ]
+    heads = ["table", "field", "reason", "lang", "count", "last", "sample id"]
+    return table(heads, rows, "every message fits its typed table", right=(4,))
 
 
-def _traces(figures: Figures) -> str:
+def _traces(figures: ReportFigures) -> str:
     told = figures.trace_totals
     words = (
         f"{number(told['traces'])} traces, {number(told['hops'])} hops; "
@@ -298,22 +294,25 @@ def _traces(figures: Figures) -> str:
     ]
     heads = ["slowest traces", "started", "duration", "hops", "fan-out", "slow", "gaps", "cycles", "path"]
     drawn = "".join(_waterfall(hops) for hops in figures.waterfalls if hops)
-    return f"<p>{words}</p>{drawn}" + _table(heads, rows, "no traces", right=(2, 3, 4, 5, 6, 7))
+    return f"<p>{words}</p>{drawn}" + table(heads, rows, "no traces", right=(2, 3, 4, 5, 6, 7))
 
 
 def _waterfall(hops: list[dict[str, Any]]) -> str:
     times = [hop["created_at"] or hop["received_at"] for hop in hops]
-    start = min(time for time in times if time is not None)
+    start = min((time for time in times if time is not None), default=None)
+    if start is None:
+        return ""
     rows = []
     for hop, at in zip(hops, times, strict=True):
-        begin = (at - start).total_seconds() * 1000
-        wait = max(hop["wait_ms"] or 0, 0)
-        rows.append((f"{hop['urn']} ({hop['lang'] or '–'})", begin, begin + wait, bool(hop["slow"])))
+        # The step to this message. How long it waited to be read says more about this job than about it.
+        end = (at - start).total_seconds() * 1000 if at is not None else 0.0
+        begin = max(0.0, end - (hop["latency_ms"] or 0))
+        rows.append((f"{hop['urn']} ({hop['lang'] or '–'})", begin, end, bool(hop["slow"])))
     name = hops[0]["trace_id"]
     return f"<h3><code>{escape(name)}</code></h3>" + waterfall(rows, title=f"trace {name}")
 
 
-def _edges(figures: Figures) -> str:
+def _edges(figures: ReportFigures) -> str:
     rows = [
         (
             row["parent_urn"],
@@ -328,10 +327,10 @@ def _edges(figures: Figures) -> str:
         for row in figures.edges
     ]
     heads = ["from", "to", "steps", "followed", "p50", "p95", "p99", "longest"]
-    return _table(heads, rows, "no trace has more than one message", right=(2, 4, 5, 6, 7))
+    return table(heads, rows, "no trace has more than one message", right=(2, 4, 5, 6, 7))
 
 
-def _stuck(figures: Figures) -> str:
+def _stuck(figures: ReportFigures) -> str:
     rows = [
         (
             Html(f"<code>{escape(row['id'])}</code>"),
@@ -345,10 +344,10 @@ def _stuck(figures: Figures) -> str:
         for row in figures.stuck
     ]
     heads = ["message", "URN", "expected", "usually within", "waiting for", "queue", "lang"]
-    return _table(heads, rows, "nothing is stuck", right=(3, 4))
+    return table(heads, rows, "nothing is stuck", right=(3, 4))
 
 
-def _drift(figures: Figures) -> str:
+def _drift(figures: ReportFigures) -> str:
     rows = [
         (
             _FINDINGS.get(row["finding"], row["finding"]),
@@ -363,20 +362,20 @@ def _drift(figures: Figures) -> str:
         for row in figures.drift
     ]
     heads = ["finding", "URN", "lang", "field", "detail", "seen", "first", "last"]
-    return _table(heads, rows, "no drift", right=(5,))
+    return table(heads, rows, "no drift", right=(5,))
 
 
-def _producers(figures: Figures) -> str:
+def _producers(figures: ReportFigures) -> str:
     langs = sorted({row["lang"] or "–" for row in figures.producers})
     urns = sorted({row["urn"] or "–" for row in figures.producers})
     counts = {(row["urn"] or "–", row["lang"] or "–"): row["count"] for row in figures.producers}
     rows = [
         (urn, *(number(counts[urn, lang]) if (urn, lang) in counts else "" for lang in langs)) for urn in urns
     ]
-    return _table(["URN", *langs], rows, "no messages", right=range(1, len(langs) + 1))
+    return table(["URN", *langs], rows, "no messages", right=range(1, len(langs) + 1))
 
 
-def _batches(figures: Figures) -> str:
+def _batches(figures: ReportFigures) -> str:
     rows = [
         (
             row["batch"],
@@ -391,4 +390,4 @@ def _batches(figures: Figures) -> str:
         for row in figures.batches
     ]
     heads = ["latest batches", "queue", "received", "messages", "quarantine", "duplicates", "took", "at"]
-    return _table(heads, rows, "no batches", right=(2, 3, 4, 5, 6))
+    return table(heads, rows, "no batches", right=(2, 3, 4, 5, 6))

@@ -41,5 +41,7 @@ border-radius:8px}
 .share i{display:block;height:8px;border-radius:4px}.empty{color:var(--dim);font-style:italic}
 .tag{font-size:11px;padding:1px 6px;border-radius:8px;background:var(--line)}
 .tag.bad{background:var(--bad);color:var(--bg)}
+@media (max-width:640px){header,main{padding:0 12px}.plot{min-width:720px}.tiles{gap:8px}
+.tile b{font-size:20px}th,td{padding:6px}section{margin:20px 0}}
 @media print{body{background:#fff}nav{display:none}section{break-inside:avoid}}
 """

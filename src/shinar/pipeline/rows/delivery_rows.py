@@ -1,4 +1,4 @@
-"""Deliveries to rows of the schema, and back to what settles them. Knows no Spark and no concrete broker."""
+"""Deliveries as rows of the schema, and back to what settles them. Must not know Spark or a broker module."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shinar.brokers.contract import NOTHING, Delivery
-from shinar.pipeline.rows.chunk import Chunk
+from shinar.pipeline.rows.chunk import Chunk, pack_receipts, unpack_receipts
 from shinar.pipeline.rows.validate import Judged, assemble, judge_column, one_or_many, repeated
 from shinar.settlement import Traits, reconcile
 
 _MAP: Final = pa.map_(pa.string(), pa.string())
 
 
-def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: bool = True) -> pa.RecordBatch:
+def rows_of(
+    deliveries: Sequence[Delivery],
+    traits: Traits,
+    include_headers: bool = True,
+    marks: Sequence[str | None] = (),
+) -> pa.RecordBatch:
+    """`marks` are the values of the column `redelivery`, where some are known."""
     body = pa.array([d.body for d in deliveries], pa.binary())
     judged = judge_column(body)
     received_us = [d.received_ms * 1000 for d in deliveries]
@@ -30,27 +36,31 @@ def rows_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: boo
         "key": pa.array([d.key for d in deliveries], pa.binary()),
         "native_count": pa.array([d.native_count for d in deliveries], pa.int64()),
     }
+    if any(marks):
+        columns["redelivery"] = pa.array(marks, pa.string())
     if include_headers:
         columns["headers"] = _maps([d.headers for d in deliveries])
         columns["properties"] = _maps([d.properties for d in deliveries])
     return assemble(judged, columns, len(body))
 
 
-def chunk_of(deliveries: Sequence[Delivery], traits: Traits, include_headers: bool = True) -> Chunk:
-    receipts = [d.receipt for d in deliveries] if traits.portable_receipts else None
-    return Chunk.of(rows_of(deliveries, traits, include_headers), receipts)
+def chunk_of(
+    deliveries: Sequence[Delivery],
+    traits: Traits,
+    include_headers: bool = True,
+    marks: Sequence[str | None] = (),
+) -> Chunk:
+    receipts = pack_receipts([d.receipt for d in deliveries]) if traits.portable_receipts else None
+    return Chunk(rows_of(deliveries, traits, include_headers, marks), receipts)
 
 
-def deliveries_of(chunk: Chunk) -> list[Delivery]:
-    """What a broker needs to settle the rows of a chunk from another process."""
-    if chunk.packed is None:
+def deliveries_of(chunk: Chunk, receipt_type: Any) -> list[Delivery]:
+    """What a broker needs to settle the rows of a chunk from another process; empty without receipts."""
+    receipts = unpack_receipts(chunk, receipt_type)
+    if not receipts:
         return []
-    rows = zip(
-        stamps_of(chunk.rows),
-        chunk.rows.column("received_at").cast(pa.int64()).to_pylist(),
-        chunk.receipts(),
-        strict=True,
-    )
+    received = chunk.rows.column("received_at").cast(pa.int64()).to_pylist()
+    rows = zip(named_messages(chunk.rows), received, receipts, strict=True)
     return [
         Delivery(
             body=body, queue=queue, position=position, receipt=receipt, received_ms=(received_us or 0) // 1000
@@ -59,7 +69,7 @@ def deliveries_of(chunk: Chunk) -> list[Delivery]:
     ]
 
 
-def stamps_of(rows: pa.RecordBatch) -> Iterator[tuple[str, str, bytes]]:
+def named_messages(rows: pa.RecordBatch) -> Iterator[tuple[str, str, bytes]]:
     """What names each message: queue, position ("" where the broker gives none) and bytes."""
     columns = (rows.column(name).to_pylist() for name in ("queue", "position", "body"))
     for queue, position, body in zip(*columns, strict=True):

@@ -27,15 +27,15 @@ _PLUS, _MINUS = 0x2B, 0x2D
 
 
 def suspicious_rows(bodies: pa.Array, max_depth: int) -> set[int]:
-    """Rows that are not UTF-8, may hold a number that is no finite double, or may be nested too deep.
+    """Rows that are not UTF-8, may hold a number that is not a finite double, or may be nested too deep.
     A null is none of these."""
     if len(bodies) == 0 or bodies.buffers()[2] is None:
         return set()
     offsets = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset : bodies.offset + len(bodies) + 1]
     text = np.frombuffer(bodies.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     ends = offsets[1:] - offsets[0]
-    places = np.concatenate([_huge_exponents(text), _long_digit_runs(text)])
-    rows = set(np.searchsorted(ends, places, side="right").tolist())
+    positions = np.concatenate([_huge_exponents(text), _long_digit_runs(text)])
+    rows = set(np.searchsorted(ends, positions, side="right").tolist())
     rows.update(_not_utf8(bodies))
     # Depth d takes at least 2d bytes, so only long bodies are counted.
     for row, body in _chosen(bodies, np.diff(offsets) > 2 * max_depth):
@@ -47,8 +47,8 @@ def suspicious_rows(bodies: pa.Array, max_depth: int) -> set[int]:
 def _huge_exponents(text: Any) -> Any:
     """Positions of an e in `<number>e123` or `<number>e+123`, inside strings or not."""
     found = [_exponents_in(text[start : start + _CHUNK + 8]) + start for start in range(0, len(text), _CHUNK)]
-    places = np.concatenate(found) if found else np.zeros(0, np.int64)
-    return places[_after_number(text, places)]
+    positions = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return positions[_after_number(text, positions)]
 
 
 def _exponents_in(chunk: Any) -> Any:
@@ -62,10 +62,10 @@ def _exponents_in(chunk: Any) -> Any:
     return hits[(digit[hits + 2] | (between == _PLUS)) & last] + 1
 
 
-def _after_number(text: Any, places: Any) -> Any:
-    """Does a number end before each place? Tells 1.5e400 from the e of a hexadecimal id."""
-    at = places - 1
-    walking = np.arange(len(places))
+def _after_number(text: Any, positions: Any) -> Any:
+    """Does a number end before each position? Tells 1.5e400 from the e of a hexadecimal id."""
+    at = positions - 1
+    walking = np.arange(len(positions))
     while walking.size:
         at[walking] -= 1
         walking = walking[(at[walking] >= 0) & _IN_NUMBER[text[at[walking]]]]

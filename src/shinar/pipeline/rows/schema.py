@@ -1,8 +1,8 @@
 """THE schema: one table of columns, and the Spark and Arrow schemas made from it.
 
-Every row of the source, of a frozen segment and of a judged archive has exactly these columns, in this
+Every row of the source, of a segment and of a validated archive has exactly these columns, in this
 order. A column is null when the body (or the broker) does not say; `body` is always the authority.
-Knows no broker and no session.
+Must not know a broker or a session.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import types as spark
 Kind = Literal["text", "bytes", "long", "time", "map", "texts"]
 
 
-class Column(NamedTuple):
+class RowColumn(NamedTuple):
     name: str
     kind: Kind
     #: What one value says; shown by `DESCRIBE` and in the docs.
@@ -37,37 +37,44 @@ KINDS: Final[dict[Kind, tuple[spark.DataType, pa.DataType]]] = {
 
 #: Read from the body by the judge.
 FROM_BODY: Final = (
-    Column("urn", "text", "identity: job, or urn where job gives none"),
-    Column("trace_id", "text", "trace the message belongs to"),
-    Column("id", "text", "meta.id: unique per message, the key of dedupe"),
-    Column("lang", "text", "meta.lang: language of the producer"),
-    Column("created_at", "time", "meta.created_at; null when outside the years 1 to 9999"),
-    Column("attempts", "long", "earlier deliveries, body and broker reconciled by the rule of the broker"),
-    Column("data", "text", "the payload as the exact JSON text that was sent"),
-    Column("verdict", "text", "accepted, unsupported_version, no_identity or poison"),
-    Column("reason", "text", "why it is not accepted, or what it lacks (incomplete); null otherwise"),
-    Column("pointer", "text", "RFC 6901 pointer of the offending member, where there is one"),
-    Column("warnings", "texts", "pointers of members the contract drops with a warning"),
-    Column("dl_reason", "text", "dead_letter.reason: failed, unknown_urn or poison; null on live messages"),
-    Column("dl_error", "text", "dead_letter.error"),
-    Column("dl_exception", "text", "dead_letter.exception"),
-    Column("dl_failed_at", "time", "dead_letter.failed_at"),
-    Column("dl_original_queue", "text", "dead_letter.original_queue"),
-    Column("dl_attempts", "long", "dead_letter.attempts"),
-    Column("dl_lang", "text", "dead_letter.lang: language of the consumer that gave up"),
+    RowColumn("urn", "text", "identity: job, or urn where job gives none"),
+    RowColumn("trace_id", "text", "trace the message belongs to"),
+    RowColumn("id", "text", "meta.id: unique per message, the key of dedupe"),
+    RowColumn("lang", "text", "meta.lang: language of the producer"),
+    RowColumn("created_at", "time", "meta.created_at; null when outside the years 1 to 9999"),
+    RowColumn("attempts", "long", "earlier deliveries, body and broker reconciled by the rule of the broker"),
+    RowColumn(
+        "data", "text", "the payload as the exact JSON text that was sent; {} where it is missing or null"
+    ),
+    RowColumn("verdict", "text", "accepted, unsupported_version, no_identity or poison"),
+    RowColumn("reason", "text", "why it is not accepted, or what it lacks (incomplete); null otherwise"),
+    RowColumn("pointer", "text", "RFC 6901 pointer of the offending member, where there is one"),
+    RowColumn("warnings", "texts", "pointers of members the contract drops with a warning"),
+    RowColumn(
+        "dl_reason", "text", "dead_letter.reason: failed, unknown_urn or poison; null on live messages"
+    ),
+    RowColumn("dl_error", "text", "dead_letter.error"),
+    RowColumn("dl_exception", "text", "dead_letter.exception"),
+    RowColumn("dl_failed_at", "time", "dead_letter.failed_at"),
+    RowColumn("dl_original_queue", "text", "dead_letter.original_queue"),
+    RowColumn("dl_attempts", "long", "dead_letter.attempts"),
+    RowColumn("dl_lang", "text", "dead_letter.lang: language of the consumer that gave up"),
 )
 
 #: Known of the delivery; an archive of bare bodies has only `body`.
 FROM_DELIVERY: Final = (
-    Column("queue", "text", "queue it was read from; meta.queue where the archive does not say"),
-    Column("headers", "map", "out-of-band headers; null with includeHeaders=false"),
-    Column("properties", "map", "the contract's own properties (bq-*) as the broker delivered them, as text"),
-    Column("key", "bytes", "ordering key: Kafka record key, SQS group, Service Bus session"),
-    Column("native_count", "long", "the broker's own delivery count as its client reports it"),
-    Column("broker", "text", "name of the broker, or archive"),
-    Column("position", "text", "offset, sequence number or message id in the broker's own terms"),
-    Column("received_at", "time", "when it was read from the broker"),
-    Column("body", "bytes", "the raw bytes, byte for byte"),
+    RowColumn("queue", "text", "queue it was read from; meta.queue where the archive does not say"),
+    RowColumn("headers", "map", "out-of-band headers; null with includeHeaders=false"),
+    RowColumn(
+        "properties", "map", "the contract's own properties (bq-*) as the broker delivered them, as text"
+    ),
+    RowColumn("key", "bytes", "ordering key: record key, message group or session"),
+    RowColumn("native_count", "long", "the broker's own delivery count as its client reports it"),
+    RowColumn("broker", "text", "name of the broker, or archive"),
+    RowColumn("position", "text", "offset, sequence number or message id in the broker's own terms"),
+    RowColumn("received_at", "time", "when it was read from the broker"),
+    RowColumn("body", "bytes", "the raw bytes, byte for byte"),
+    RowColumn("redelivery", "text", "possible: may repeat a row that has the same bytes; null otherwise"),
 )
 
 _BY_NAME: Final = {column.name: column for column in (*FROM_BODY, *FROM_DELIVERY)}
@@ -76,7 +83,7 @@ _BY_NAME: Final = {column.name: column for column in (*FROM_BODY, *FROM_DELIVERY
 NAMES: Final = (
     "urn", "trace_id", "id", "queue", "lang", "created_at", "attempts", "data", "headers",
     "broker", "position", "received_at", "body", "verdict", "reason", "pointer", "warnings",
-    "properties", "key", "native_count",
+    "properties", "key", "native_count", "redelivery",
     "dl_reason", "dl_error", "dl_exception", "dl_failed_at", "dl_original_queue", "dl_attempts", "dl_lang",
 )
 # fmt: on

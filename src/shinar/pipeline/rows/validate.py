@@ -3,7 +3,7 @@
 The canonical envelope is decoded by one typed msgspec call a row, its payload kept as raw text; what that
 call does not check (UTF-8 and numbers no double holds, both inside the payload) is looked for in the
 column of payloads at once. Every row with anything unusual goes through `judge` itself. Columns are built
-column by column. Knows no broker and no Spark session.
+column by column. Must not know a broker or a Spark session.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from shinar.errors import ConfigError
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.prescan import suspicious_rows
 
+#: What a message whose `data` is missing or null is presented with.
+EMPTY_DATA: Final = "{}"
 #: Rows decoded at a time: their Python objects should fit a core's own cache.
 CHUNK_ROWS: Final = 1_024
 #: First and last millisecond Spark, Python and Delta all can show (the years 1 to 9999).
@@ -100,7 +102,7 @@ def judge_column(bodies: pa.Array) -> Judged:
     """Judge a binary (or text) column. A null body is judged like an empty one."""
     bodies = _as_binary(bodies)
     found, exact = _decoded(bodies)
-    # What the typed call took is right as it stands, or it is no message at all.
+    # What the typed call took is right as it stands, or it is not a message at all.
     doubted = _doubted(bodies, found, exact)
     exact |= {row: judge(bodies[row].as_py()) for row in doubted}
     blank = [row for row in doubted if exact[row].message is None]
@@ -110,6 +112,12 @@ def judge_column(bodies: pa.Array) -> Judged:
         found[name] = _times(found[name])
     no_object = np.flatnonzero(_first_bytes(found["data"]) != _OPEN_BRACE)
     found["data"] = _blanked(found["data"], no_object).view(pa.string())
+    without = [row for row in no_object.tolist() if exact[row].kind is Kind.ACCEPTED]
+    if without:
+        # RULES 5: a message whose data is missing or null is presented with an empty object.
+        empty = np.zeros(len(bodies), bool)
+        empty[without] = True
+        found["data"] = pc.if_else(pa.array(empty), EMPTY_DATA, found["data"])
     queue = found.pop("queue")
     return Judged(found | _verdicts(len(bodies), exact), queue)
 
@@ -144,7 +152,7 @@ def raw_columns(archive: DataFrame) -> list[str]:
 
 
 def assemble(judged: Judged, delivery: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
-    """All columns in the order of the schema; what nobody knows is null."""
+    """All columns in the order of the schema; what is not known is null."""
     found = {**judged.columns, **delivery}
     arrays = [found[f.name] if f.name in found else pa.nulls(rows, f.type) for f in schema.ARROW]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.ARROW)
@@ -189,8 +197,8 @@ def _decoded(bodies: pa.Array) -> tuple[dict[str, pa.Array], dict[int, Verdict]]
 
 
 def _doubted(bodies: pa.Array, found: Mapping[str, pa.Array], exact: Mapping[int, Verdict]) -> list[int]:
-    """Rows the typed call accepted without having seen everything: blank texts, a payload that is no object,
-    and what may hide in the payload, or in a member that a later one of the same name replaced."""
+    """Rows the typed call accepted without having seen everything: blank texts, a payload that is not an
+    object, and what may hide in the payload, or in a member that a later one of the same name replaced."""
     data = found["data"]
     doubt = _starts_low(found["urn"]) | _starts_low(found["trace_id"]) | (_first_bytes(data) != _OPEN_BRACE)
     doubt[list(suspicious_rows(data, MAX_DEPTH - 1))] = True
@@ -344,8 +352,8 @@ def _lengths(column: pa.Array) -> Any:
 def _first_bytes(column: pa.Array) -> Any:
     """First byte of every value; 0 for what is empty or null."""
     offsets = _offsets(column)
-    held = column.buffers()[2]
-    values = np.frombuffer(held, np.uint8) if held is not None and held.size else np.zeros(1, np.uint8)
+    buffer = column.buffers()[2]
+    values = np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.zeros(1, np.uint8)
     starts = np.minimum(offsets[:-1], len(values) - 1)
     return np.where(offsets[:-1] < offsets[1:], values[starts], 0)
 

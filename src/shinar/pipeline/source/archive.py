@@ -1,6 +1,6 @@
-"""Archives of raw bodies as judged rows: JSON lines, exports, Parquet, frozen segments, a broker's own log.
+"""Archives of raw bodies as validated rows: JSON lines, exports, Parquet, segments, a broker's own log.
 
-Read by the Python process that judges them, in pieces that fit a task. Knows no broker.
+Read by the Python process that validates them, in partitions that fit a task. Opens no connection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import glob
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -23,27 +23,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from shinar.brokers.contract import Delivery
+from shinar.brokers.registry import FolderLog, folder_log
 from shinar.errors import ConfigError, StoreError
-from shinar.phpmq import archive as broker_log
-from shinar.phpmq.schema import DATA_FILE
 from shinar.pipeline.rows import schema
 from shinar.pipeline.rows.validate import judged_batch
-from shinar.pipeline.source.filters import Test, passing, worth_judging
+from shinar.pipeline.source.filters import PushedFilter, passing, worth_judging
 from shinar.pipeline.source.options import ArchiveOptions
 from shinar.pipeline.source.wal.segments import BEGUN, read_segment
 
 #: Bytes of a plain text file per task.
-PIECE_BYTES: Final = 32 << 20
+PARTITION_BYTES: Final = 32 << 20
 #: Rows judged and handed on together.
 ROWS: Final = 8_192
-#: Positions of the embedded broker's log per task.
+#: Positions of a broker's log per task.
 LOG_ROWS: Final = 50_000
 #: Columns an archive may hold beside the body.
 _DELIVERY: Final = tuple(column.name for column in schema.FROM_DELIVERY)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArchivePartition:
     """Part of one file: bytes [start, end) of lines, row groups of Parquet, positions of a broker's log."""
 
     path: str
@@ -52,17 +52,21 @@ class Piece:
     end: int
 
 
-def pieces(options: ArchiveOptions) -> list[Piece]:
+def plan_archive(options: ArchiveOptions) -> list[ArchivePartition]:
     files = _files(options.path)
     if not files:
         raise ConfigError(f"{options.path} holds no files", setting="path")
-    found: list[Piece] = []
+    found: list[ArchivePartition] = []
     size = sum(os.path.getsize(path) for path in files)  # of a folder: too small, and unused
-    step = min(PIECE_BYTES, max(1, size // options.min_partitions)) if options.min_partitions else PIECE_BYTES
+    step = (
+        min(PARTITION_BYTES, max(1, size // options.min_partitions))
+        if options.min_partitions
+        else PARTITION_BYTES
+    )
     for path in files:
         kind = _format(path, options.format)
         with _whole(path, kind):
-            found += _FORMATS[kind].pieces(path, step)
+            found += _FORMATS[kind].plan(path, step)
     return found
 
 
@@ -73,8 +77,10 @@ def parquet_files(path: str, asked: str = "") -> list[str]:
     return files if all(_format(file, asked) == "parquet" for file in files) else []
 
 
-def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> Iterator[pa.RecordBatch]:
-    for batch in _batches(piece):
+def read_archive(
+    part: ArchivePartition, tests: tuple[PushedFilter, ...], include_headers: bool
+) -> Iterator[pa.RecordBatch]:
+    for batch in _batches(part):
         if batch.schema != schema.ARROW:
             batch = judged_batch(worth_judging(batch, tests))
         batch = passing(batch, tests)
@@ -86,9 +92,9 @@ def read_piece(piece: Piece, tests: tuple[Test, ...], include_headers: bool) -> 
             yield batch
 
 
-def _batches(piece: Piece) -> Iterator[pa.RecordBatch]:
-    with _whole(piece.path, piece.format):
-        yield from _FORMATS[piece.format].read(piece)
+def _batches(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    with _whole(part.path, part.format):
+        yield from _FORMATS[part.format].read(part)
 
 
 @contextmanager
@@ -97,7 +103,7 @@ def _whole(path: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, binascii.Error, pa.ArrowException) as exc:
-        raise StoreError(f"{path} is damaged, or no {kind}: {exc}") from exc
+        raise StoreError(f"{path} is damaged, or is not in the format {kind}: {exc}") from exc
 
 
 def _files(path: str) -> list[str]:
@@ -108,7 +114,7 @@ def _files(path: str) -> list[str]:
             "use shinar.pipeline.rows.validate.judged_frame",
             setting="path",
         )
-    if os.path.isfile(os.path.join(path, DATA_FILE)) or os.path.isfile(path):
+    if os.path.isfile(path) or folder_log(path) is not None:
         return [path]
     if os.path.isdir(path):
         inside = glob.glob(os.path.join(glob.escape(path), "**"), recursive=True)
@@ -135,7 +141,7 @@ def _is_kept(path: str, landing: str) -> bool:
 def _format(path: str, asked: str) -> str:
     if asked:
         if asked not in _FORMATS:
-            raise ConfigError(f"{asked!r} is none of {', '.join(_FORMATS)}", setting="archiveFormat")
+            raise ConfigError(f"{asked!r} is not one of {', '.join(_FORMATS)}", setting="archiveFormat")
         return asked
     if os.path.isdir(path):
         return "broker"
@@ -143,35 +149,38 @@ def _format(path: str, asked: str) -> str:
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix):
             return kind
-    raise ConfigError(f"cannot tell what {path} is; say archiveFormat={'|'.join(_FORMATS)}", setting="path")
+    raise ConfigError(
+        f"the format of {path} is not known from its name; set archiveFormat={'|'.join(_FORMATS)}",
+        setting="path",
+    )
 
 
 # -- JSON lines: a body a line
 
 
-def _line_pieces(path: str, step: int, kind: str = "jsonl") -> list[Piece]:
+def _plan_lines(path: str, step: int, kind: str = "jsonl") -> list[ArchivePartition]:
     size = os.path.getsize(path)
     if path.endswith(".gz"):
-        return [Piece(path, kind, 0, -1)]  # cannot be entered in the middle
-    return [Piece(path, kind, start, min(start + step, size)) for start in range(0, size, step)]
+        return [ArchivePartition(path, kind, 0, -1)]  # cannot be entered in the middle
+    return [ArchivePartition(path, kind, start, min(start + step, size)) for start in range(0, size, step)]
 
 
-def _read_lines(piece: Piece) -> Iterator[pa.RecordBatch]:
-    for places, lines in _lines(piece):
-        positions = pa.array([f"{piece.path}:{place}" for place in places], pa.string())
+def _read_lines(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    for places, lines in _lines(part):
+        positions = pa.array([f"{part.path}:{place}" for place in places], pa.string())
         yield pa.record_batch({"body": pa.array(lines, pa.binary()), "position": positions})
 
 
-def _lines(piece: Piece) -> Iterator[tuple[list[int], list[bytes]]]:
-    """(offsets, lines) without blank lines. A line belongs to the piece it begins in."""
-    with _opened(piece.path) as file:
-        place = piece.start
+def _lines(part: ArchivePartition) -> Iterator[tuple[list[int], list[bytes]]]:
+    """(offsets, lines) without blank lines. A line belongs to the partition it begins in."""
+    with _opened(part.path) as file:
+        place = part.start
         if place > 0:
             file.seek(place - 1)
             place += len(file.readline()) - 1
         places: list[int] = []
         lines: list[bytes] = []
-        while piece.end < 0 or place < piece.end:
+        while part.end < 0 or place < part.end:
             line = file.readline()
             if not line:
                 break
@@ -213,9 +222,9 @@ class _Record(msgspec.Struct):
 _record: Final = msgspec.json.Decoder(_Record).decode
 
 
-def _read_export(piece: Piece) -> Iterator[pa.RecordBatch]:
-    for places, lines in _lines(piece):
-        records = [_parsed(line, f"{piece.path}:{place}") for place, line in zip(places, lines, strict=True)]
+def _read_export(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    for places, lines in _lines(part):
+        records = [_parsed(line, f"{part.path}:{place}") for place, line in zip(places, lines, strict=True)]
         times = [None if r.received_ms is None else r.received_ms * 1000 for r in records]
         headers = [list(r.headers.items()) if r.headers else None for r in records]
         yield pa.record_batch(
@@ -236,11 +245,11 @@ def _parsed(line: bytes, where: str) -> _Record:
     try:
         record = _record(line)
         if (record.body is None) == (record.body_base64 is None):
-            raise StoreError(f"{where} has not exactly one of body and body_base64")
+            raise StoreError(f"{where} must have exactly one of body and body_base64")
         return record
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise StoreError(
-            f"{where} is no export record: {exc}; for bare bodies say archiveFormat=jsonl"
+            f"{where} is not an export record: {exc}; for bare bodies set archiveFormat=jsonl"
         ) from None
 
 
@@ -259,64 +268,79 @@ def _decoded(text: str) -> bytes:
 # -- Parquet: a column `body`, and any of the delivery columns
 
 
-def _parquet_pieces(path: str, step: int) -> list[Piece]:
+def _plan_parquet(path: str, step: int) -> list[ArchivePartition]:
     with pq.ParquetFile(path) as file:
         if "body" not in file.schema_arrow.names:
             raise ConfigError(
                 f"{path} has no column body; it has {', '.join(file.schema_arrow.names)}", setting="path"
             )
-        found: list[Piece] = []
+        found: list[ArchivePartition] = []
         start = size = 0
         for group in range(file.num_row_groups):
             size += file.metadata.row_group(group).total_byte_size
             if size >= step or group == file.num_row_groups - 1:
-                found.append(Piece(path, "parquet", start, group + 1))
+                found.append(ArchivePartition(path, "parquet", start, group + 1))
                 start, size = group + 1, 0
     return found
 
 
-def _read_parquet(piece: Piece) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(piece.path) as file:
+def _read_parquet(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(part.path) as file:
         columns = [name for name in _DELIVERY if name in file.schema_arrow.names]
-        groups = list(range(piece.start, piece.end))
-        row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+        groups = list(range(part.start, part.end))
+        row = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
         for batch in file.iter_batches(batch_size=ROWS, row_groups=groups, columns=columns):
             if "position" not in columns:
                 numbers = pa.array(range(row, row + batch.num_rows), pa.int64()).cast(pa.string())
-                places = pc.binary_join_element_wise(piece.path, numbers, "#")
+                places = pc.binary_join_element_wise(part.path, numbers, "#")
                 batch = batch.append_column("position", places)
             row += batch.num_rows
             yield batch
 
 
-# -- frozen segments, judged when they were frozen
+# -- segments, validated when they were captured
 
 
-def _segment_pieces(path: str, step: int) -> list[Piece]:
-    return [Piece(path, "segments", 0, -1)]
+def _plan_segment(path: str, step: int) -> list[ArchivePartition]:
+    return [ArchivePartition(path, "segments", 0, -1)]
 
 
-def _read_segments(piece: Piece) -> Iterator[pa.RecordBatch]:
-    for chunk in read_segment(piece.path):
+def _read_segments(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    for chunk in read_segment(part.path):
         yield chunk.rows
 
 
-# -- the log of acknowledged messages the embedded broker keeps (`shinar broker serve --archive`)
+# -- the log of acknowledged messages that a broker keeps in its folder
 
 
-def _log_pieces(path: str, step: int) -> list[Piece]:
-    first, end = broker_log.bounds(Path(path))
+def _plan_log(path: str, step: int) -> list[ArchivePartition]:
+    first, end = open_log(path).bounds(Path(path))
     starts = range(first, end, LOG_ROWS)
-    return [Piece(path, "broker", start, min(start + LOG_ROWS, end)) for start in starts]
+    return [ArchivePartition(path, "broker", start, min(start + LOG_ROWS, end)) for start in starts]
 
 
-def _read_log(piece: Piece) -> Iterator[pa.RecordBatch]:
-    found = broker_log.read(Path(piece.path), piece.start, piece.end)
+def _read_log(part: ArchivePartition) -> Iterator[pa.RecordBatch]:
+    return read_log_range(part.path, part.start, part.end)
+
+
+def open_log(folder: str) -> FolderLog:
+    found = folder_log(folder)
+    if found is None:
+        raise StoreError(f"{folder} is not a broker's data folder; name the folder given to --data")
+    return found
+
+
+def read_log_range(
+    folder: str, start: int, end: int, queues: Collection[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Raw rows of a broker's log, to be validated."""
+    log = open_log(folder)
+    found = log.read(Path(folder), start, end, queues)
     while messages := list(islice(found, ROWS)):
-        yield log_batch(messages)
+        yield _log_batch(messages, log.broker)
 
 
-def log_batch(messages: list[broker_log.Archived]) -> pa.RecordBatch:
+def _log_batch(messages: Sequence[Delivery], broker: str) -> pa.RecordBatch:
     headers = [list(m.headers.items()) if m.headers else None for m in messages]
     return pa.record_batch(
         {
@@ -324,25 +348,25 @@ def log_batch(messages: list[broker_log.Archived]) -> pa.RecordBatch:
             "queue": pa.array([m.queue for m in messages], pa.string()),
             "headers": pa.array(headers, pa.map_(pa.string(), pa.string())),
             "key": pa.array([m.key for m in messages], pa.binary()),
-            "position": pa.array([str(m.position) for m in messages], pa.string()),
-            "broker": pa.array(["phpmq"] * len(messages), pa.string()),
-            "received_at": pa.array([m.settled_ms * 1000 for m in messages], pa.timestamp("us", tz="UTC")),
+            "position": pa.array([m.position for m in messages], pa.string()),
+            "broker": pa.array([broker] * len(messages), pa.string()),
+            "received_at": pa.array([m.received_ms * 1000 for m in messages], pa.timestamp("us", tz="UTC")),
         }
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    pieces: Callable[[str, int], list[Piece]]
-    read: Callable[[Piece], Iterator[Any]]
+    plan: Callable[[str, int], list[ArchivePartition]]
+    read: Callable[[ArchivePartition], Iterator[Any]]
 
 
 _FORMATS: Final = {
-    "jsonl": _Format(_line_pieces, _read_lines),
-    "export": _Format(lambda path, step: _line_pieces(path, step, "export"), _read_export),
-    "parquet": _Format(_parquet_pieces, _read_parquet),
-    "segments": _Format(_segment_pieces, _read_segments),
-    "broker": _Format(_log_pieces, _read_log),
+    "jsonl": _Format(_plan_lines, _read_lines),
+    "export": _Format(lambda path, step: _plan_lines(path, step, "export"), _read_export),
+    "parquet": _Format(_plan_parquet, _read_parquet),
+    "segments": _Format(_plan_segment, _read_segments),
+    "broker": _Format(_plan_log, _read_log),
 }
 _SUFFIXES: Final = {
     ".export.jsonl": "export",

@@ -1,13 +1,12 @@
-"""A stream from the embedded broker's own log: positions are offsets, nothing is frozen or acknowledged.
+"""A stream from the log that a broker keeps in its folder: positions are offsets, nothing is acknowledged.
 
-An offset is {"position": next position}. Knows the log's two functions, bounds and read.
+An offset is {"position": next position}. Uses `registry.FolderLog` only.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +14,8 @@ import pyarrow as pa
 
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import StoreError
-from shinar.phpmq import archive as broker_log
 from shinar.pipeline.rows.validate import judged_batch
-from shinar.pipeline.source.archive import LOG_ROWS, ROWS, log_batch
+from shinar.pipeline.source.archive import LOG_ROWS, open_log, read_log_range
 from shinar.pipeline.source.options import LogOptions
 
 log: Final = logging.getLogger("shinar.pipeline")
@@ -31,15 +29,16 @@ class LogPlanner:
         self._options = options
         self._clock = clock
         self._folder = Path(options.path)
+        self._log = open_log(options.path)
         self._bounds = (0, 0)
         self._looked_s: float | None = None
         self._target: int | None = None
 
-    def initial(self) -> dict[str, Any]:
+    def initial_offset(self) -> dict[str, Any]:
         first, end = self._look()
         return {"position": end if self._options.latest else first}
 
-    def latest(
+    def latest_offset(
         self, start: dict[str, Any], max_rows: int | None, max_bytes: int | None = None
     ) -> dict[str, Any]:
         since = self._from(start["position"])
@@ -47,18 +46,22 @@ class LogPlanner:
         end = end if max_rows is None else min(end, since + max_rows)
         return {"position": max(end, since)}
 
-    def fix_target(self) -> None:
+    def prepare_available_now(self) -> None:
         self._target = self._look()[1]
 
-    def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
-        since = self._from(start["position"])
-        step = max(1, min(LOG_ROWS, -(-(end["position"] - since) // max(self._options.min_partitions, 1))))
-        return [(at, min(at + step, end["position"])) for at in range(since, end["position"], step)]
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+        since, until = self._from(start["position"]), end["position"]
+        last = self._look()[1]
+        if until > last:
+            self._lost(f"the log ends at {last}, but the checkpoint asks for positions up to {until}")
+            until = last
+        step = max(1, min(LOG_ROWS, -(-(until - since) // max(self._options.min_partitions, 1))))
+        return [(at, min(at + step, until)) for at in range(since, until, step)]
 
-    def finish(self, end: dict[str, Any]) -> None:
-        """The log is the broker's: it goes by its own retention."""
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to remove: the log has its own retention."""
 
-    def latest_known(self) -> dict[str, Any]:
+    def report_latest_offset(self) -> dict[str, Any]:
         return {"position": self._bounds[1]}
 
     def close(self) -> None:
@@ -68,23 +71,25 @@ class LogPlanner:
         first, end = self._look()
         if first <= position <= end:
             return position
-        text = f"positions {position} to {first} are gone from the log (retention)"
+        text = f"retention removed positions {position} to {first} from the log"
         if position > end:
-            text = f"the log ends at {end}, before {position}, where we were: another broker's folder?"
-        if self._options.fail_on_data_loss:
-            raise StoreError(f"{text}; set failOnDataLoss=false to go on without them")
-        log.warning("%s and are left out (failOnDataLoss=false)", text)
+            text = f"the log ends at {end}, before the checkpoint's {position}; is this another broker?"
+        self._lost(text)
         return first
+
+    def _lost(self, text: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise StoreError(f"{text}; set failOnDataLoss=false to go on without those messages")
+        log.warning("%s; going on without those messages (failOnDataLoss=false)", text)
 
     def _look(self) -> tuple[int, int]:
         now_s = self._clock.monotonic_s()
         if self._looked_s is None or now_s - self._looked_s >= POLL_S:
-            self._bounds = broker_log.bounds(self._folder)
+            self._bounds = self._log.bounds(self._folder)
             self._looked_s = now_s
         return self._bounds
 
 
-def log_rows(part: tuple[int, int], options: LogOptions) -> Iterator[pa.RecordBatch]:
-    found = broker_log.read(Path(options.path), part[0], part[1], options.queues)
-    while messages := list(islice(found, ROWS)):
-        yield judged_batch(log_batch(messages))
+def read_log(part: tuple[int, int], options: LogOptions) -> Iterator[pa.RecordBatch]:
+    for batch in read_log_range(options.path, part[0], part[1], options.queues):
+        yield judged_batch(batch)

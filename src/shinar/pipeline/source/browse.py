@@ -1,4 +1,4 @@
-"""A look at a live queue as judged rows. Consumes nothing. Knows the broker contract only."""
+"""The messages of a live queue as validated rows, consuming nothing. Uses the broker contract only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Final
 import pyarrow as pa
 
 from shinar.pipeline.rows.delivery_rows import rows_of
-from shinar.pipeline.source.filters import Test, passing
+from shinar.pipeline.source.filters import PushedFilter, passing
 from shinar.pipeline.source.options import BrowseOptions
 
 #: Rows judged and handed on together.
 ROWS: Final = 2_000
 
 
-def browsed_rows(queue: str, options: BrowseOptions, tests: tuple[Test, ...]) -> Iterator[pa.RecordBatch]:
+def browsed_rows(
+    queue: str, options: BrowseOptions, tests: tuple[PushedFilter, ...]
+) -> Iterator[pa.RecordBatch]:
     broker = options.url.connect()
     try:
         found = iter(broker.browse(queue, options.limit))

@@ -1,4 +1,4 @@
-"""What a filter pushed down by Spark saves: rows are dropped before they are judged or cross to the JVM.
+"""What a filter pushed down by Spark saves: rows are dropped before they are validated or cross to the JVM.
 
 Spark applies every filter again, so a filter may be used in part or not at all, but never too sharply.
 """
@@ -37,7 +37,7 @@ _IN_BODY: Final = frozenset({"urn", "id", "trace_id"})
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class PushedFilter:
     """One pushed filter in plain values: it travels to the executors."""
 
     column: str
@@ -46,11 +46,11 @@ class Test:
     value: Any
 
 
-def usable(filters: Iterable[Filter]) -> tuple[Test, ...]:
+def usable(filters: Iterable[Filter]) -> tuple[PushedFilter, ...]:
     return tuple(test for test in map(_test, filters) if test is not None)
 
 
-def queues_left(queues: Iterable[str], tests: Iterable[Test]) -> list[str]:
+def queues_left(queues: Iterable[str], tests: Iterable[PushedFilter]) -> list[str]:
     """The queues worth opening."""
     left = list(queues)
     for test in tests:
@@ -61,7 +61,7 @@ def queues_left(queues: Iterable[str], tests: Iterable[Test]) -> list[str]:
     return left
 
 
-def worth_judging(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatch:
+def worth_judging(batch: pa.RecordBatch, tests: Iterable[PushedFilter]) -> pa.RecordBatch:
     """Leave out bodies that cannot hold the wanted text: it is not in them, and nothing is escaped."""
     for test in tests:
         wanted = _texts(test)
@@ -75,7 +75,7 @@ def worth_judging(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatc
     return batch
 
 
-def passing(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatch:
+def passing(batch: pa.RecordBatch, tests: Iterable[PushedFilter]) -> pa.RecordBatch:
     for test in tests:
         column = batch.column(test.column)
         if test.op == "is_in":
@@ -88,7 +88,7 @@ def passing(batch: pa.RecordBatch, tests: Iterable[Test]) -> pa.RecordBatch:
     return batch
 
 
-def _test(pushed: Filter) -> Test | None:
+def _test(pushed: Filter) -> PushedFilter | None:
     column: tuple[str, ...] = getattr(pushed, "attribute", ())
     if len(column) != 1 or column[0] not in _USED:
         return None
@@ -100,10 +100,10 @@ def _test(pushed: Filter) -> Test | None:
         return None
     if isinstance(value, datetime) and value.tzinfo is None:
         return None  # a time without a zone depends on the session: leave it to Spark
-    return Test(column[0], op, value)
+    return PushedFilter(column[0], op, value)
 
 
-def _texts(test: Test) -> list[str]:
+def _texts(test: PushedFilter) -> list[str]:
     if test.op in ("equal", "starts_with"):
         return [test.value]
     return [text for text in test.value if text is not None] if test.op == "is_in" else []

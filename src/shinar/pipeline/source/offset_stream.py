@@ -1,7 +1,7 @@
-"""Streams from brokers that can be replayed: real offsets, nothing frozen, nothing acknowledged.
+"""Streams from brokers that can be replayed: real offsets, no segments, nothing acknowledged.
 
 An offset is {queue: {partition: next offset}}. The group's position is stored as well, so that lag tools see
-progress, but it is never read back: the checkpoint is the authority. Knows `registry.Replay` only.
+progress, but it is never read back: the checkpoint is the authority. Uses `registry.Replay` only.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ Bounds = dict[str, dict[int, tuple[int, int]]]
 POLL_S: Final = 0.5
 #: Rows judged and handed on together.
 ROWS: Final = 4_000
-#: What startingOffsets may say instead of a number, as Spark's own Kafka source has it.
+#: What startingOffsets may say instead of a number, as Spark's own source of a log has it.
 EARLIEST, LATEST = -2, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class OffsetRange:
+    """What one task reads: [start, end) of one partition."""
+
     queue: str
     partition: int
     start: int
     end: int
 
 
-class ReplayPlanner:
+class OffsetPlanner:
     def __init__(self, options: StreamOptions, clock: Clock = SYSTEM) -> None:
         if options.max_bytes is not None:
             raise ConfigError(
@@ -58,11 +60,14 @@ class ReplayPlanner:
         self._looked_s: float | None = None
         self._target: Bounds | None = None
 
-    def initial(self) -> Offset:
+    def initial_offset(self) -> Offset:
         return starting(self._options.starting, self._look(fresh=True))
 
-    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None = None) -> Offset:
+    def latest_offset(self, start: Offset, max_rows: int | None, max_bytes: int | None = None) -> Offset:
         bounds = self._target or self._look()
+        for queue in start.keys() & bounds.keys():
+            for name in start[queue].keys() - set(map(str, bounds[queue])):
+                self._lost(f"{queue}[{name}] does not exist any more, but the checkpoint names it")
         left = {
             (queue, number): max(0, high - self._from(start, queue, number, (low, high)))
             for queue, parts in bounds.items()
@@ -80,21 +85,27 @@ class ReplayPlanner:
             end.setdefault(queue, {})[str(number)] = since + step
         return end
 
-    def fix_target(self) -> None:
+    def prepare_available_now(self) -> None:
         self._target = self._look(fresh=True)
 
-    def parts(self, start: Offset, end: Offset) -> list[Range]:
+    def partitions(self, start: Offset, end: Offset) -> list[OffsetRange]:
         bounds = self._look()
-        found: list[Range] = []
+        found: list[OffsetRange] = []
         for queue, parts in end.items():
             for name, until in parts.items():
-                ends = bounds.get(queue, {}).get(int(name), (0, until))
+                ends = bounds.get(queue, {}).get(int(name))
+                if ends is None:
+                    self._lost(f"{queue}[{name}] does not exist any more, but the checkpoint asks for it")
+                    continue
                 since = self._from(start, queue, int(name), ends)
+                if until > ends[1]:
+                    self._lost(f"{queue}[{name}] ends at {ends[1]}, but the checkpoint asks for {until}")
+                    until = ends[1]
                 if since < until:
-                    found.append(Range(queue, int(name), since, until))
+                    found.append(OffsetRange(queue, int(name), since, until))
         return _split(found, self._options.min_partitions)
 
-    def finish(self, end: Offset) -> None:
+    def commit(self, end: Offset) -> None:
         for queue, parts in end.items():
             try:
                 self._log.commit_group(
@@ -103,7 +114,7 @@ class ReplayPlanner:
             except ShinarError as exc:
                 log.warning("the group's position on %s was not stored: %s", queue, exc)
 
-    def latest_known(self) -> Offset:
+    def report_latest_offset(self) -> Offset:
         return {
             queue: {str(n): high for n, (_, high) in parts.items()} for queue, parts in self._bounds.items()
         }
@@ -112,19 +123,21 @@ class ReplayPlanner:
         """Nothing stays open between two questions."""
 
     def _from(self, start: Offset, queue: str, number: int, ends: tuple[int, int]) -> int:
-        """Where to go on: a new partition from its beginning. What retention took, or a topic that was made
-        anew, is an error, or is said."""
+        """Where to go on: a new partition from its beginning, any other where the checkpoint is."""
         low, high = ends
         since = start.get(queue, {}).get(str(number), low)
         if low <= since <= high:
             return since
-        text = f"{queue}[{number}]: offsets {since} to {low} are gone (retention)"
+        text = f"retention removed offsets {since} to {low} of {queue}[{number}]"
         if since > high:
-            text = f"{queue}[{number}] ends at {high}, before {since}, where we were: was it made anew?"
-        if self._options.fail_on_data_loss:
-            raise StoreError(f"{text}; set failOnDataLoss=false to go on without them")
-        log.warning("%s and are left out (failOnDataLoss=false)", text)
+            text = f"{queue}[{number}] ends at {high}, before the checkpoint's {since}; was it created anew?"
+        self._lost(text)
         return low
+
+    def _lost(self, text: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise StoreError(f"{text}; set failOnDataLoss=false to go on without those messages")
+        log.warning("%s; going on without those messages (failOnDataLoss=false)", text)
 
     def _look(self, fresh: bool = False) -> Bounds:
         now_s = self._clock.monotonic_s()
@@ -164,7 +177,7 @@ def starting(text: str, bounds: Bounds) -> Offset:
     return found
 
 
-def read_rows(part: Range, options: StreamOptions) -> Iterator[pa.RecordBatch]:
+def read_range(part: OffsetRange, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     url = options.url.url()
     traits = options.url.traits()
     pending: list[Delivery] = []
@@ -177,7 +190,7 @@ def read_rows(part: Range, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         yield rows_of(pending, traits, options.include_headers)
 
 
-def _split(ranges: list[Range], least: int) -> list[Range]:
+def _split(ranges: list[OffsetRange], least: int) -> list[OffsetRange]:
     """At least so many ranges, as far as there are rows: the longest are halved first."""
     found = list(ranges)
     while found and len(found) < least:
@@ -187,7 +200,7 @@ def _split(ranges: list[Range], least: int) -> list[Range]:
         middle = (longest.start + longest.end) // 2
         found.remove(longest)
         found += [
-            Range(longest.queue, longest.partition, longest.start, middle),
-            Range(longest.queue, longest.partition, middle, longest.end),
+            OffsetRange(longest.queue, longest.partition, longest.start, middle),
+            OffsetRange(longest.queue, longest.partition, middle, longest.end),
         ]
     return found

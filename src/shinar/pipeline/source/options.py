@@ -1,4 +1,4 @@
-"""What a user may say to `format("shinar")`, checked once, as frozen values. Knows no Spark.
+"""What a user may say to `format("shinar")`, checked once, as frozen values. Must not know Spark.
 
 A URL may hold a password, and Spark carries options as plain text. So a URL with a secret is given by
 reference: `urlEnv` names an environment variable, `urlFile` a file, and whoever connects looks it up.
@@ -12,15 +12,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from shinar.brokers.contract import Broker
-from shinar.brokers.registry import connect, known_options, parse, traits
+from shinar.brokers.registry import connect, known_options, parse, receipt_type, traits
 from shinar.brokers.url import SECRET_OPTIONS, BrokerUrl
 from shinar.errors import ConfigError
 from shinar.settlement.traits import Traits
 
-AckMode = Literal["after-freeze", "never"]
+AckMode = Literal["after-capture", "never"]
+#: What an earlier version called "after-capture".
+_FORMER_ACK_MODE: Final = "after-freeze"
 
 #: Every option, as it is spelt in the docs; Spark hands them over in lower case.
 READ_OPTIONS: Final = (
@@ -93,7 +95,7 @@ class UrlRef:
 
     def connect_lasting(self) -> Broker:
         """Reservations outlive the connection, where the broker offers that and the URL does not refuse: the
-        task that froze a batch may be dead when somebody else acknowledges it."""
+        task that captured a batch may be dead when somebody else acknowledges it."""
         url = self.url()
         if "hold" in known_options(url) and "hold" not in url.options:
             url = replace(url, options={**url.options, "hold": "lease"})
@@ -101,6 +103,10 @@ class UrlRef:
 
     def traits(self) -> Traits:
         return traits(self.url())
+
+    def receipt_type(self) -> Any:
+        """What a portable receipt of this broker is."""
+        return receipt_type(self.url())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +193,9 @@ def stream_options(raw: Mapping[str, str]) -> StreamOptions:
     given = _checked(raw, STREAM_OPTIONS)
     url = _url(given)
     replayable = url.traits().replayable
-    mode = given.get("ackmode", "after-freeze")
-    if mode not in ("after-freeze", "never"):
-        raise ConfigError(f"{mode!r} is neither after-freeze nor never", setting="ackMode")
+    mode = given.get("ackmode", "after-capture")
+    if mode not in ("after-capture", _FORMER_ACK_MODE, "never"):
+        raise ConfigError(f"{mode!r} is neither after-capture nor never", setting="ackMode")
     if "maxrecordspertrigger" in given and "maxoffsetspertrigger" in given:
         raise ConfigError("means the same as maxRecordsPerTrigger; give one", setting="maxOffsetsPerTrigger")
     name = "maxOffsetsPerTrigger" if "maxoffsetspertrigger" in given else "maxRecordsPerTrigger"
@@ -204,7 +210,7 @@ def stream_options(raw: Mapping[str, str]) -> StreamOptions:
         min_partitions=_integer(given, "minPartitions", 0),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         include_headers=_flag(given, "includeHeaders", True),
-        ack_mode="never" if mode == "never" else "after-freeze",
+        ack_mode="never" if mode == "never" else "after-capture",
         keep_segments=_flag(given, "keepSegments", False),
     )
 
@@ -243,7 +249,7 @@ def _checked(raw: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
         if name not in by_lower:
             near = difflib.get_close_matches(name, by_lower, 1, 0.5)
             hint = f"did you mean {by_lower[near[0]]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"no such option here; {hint}", setting=name)
+            raise ConfigError(f"is not an option here; {hint}", setting=name)
     return given
 
 
@@ -288,7 +294,7 @@ def _landing(given: Mapping[str, str]) -> str:
     if not landing:
         raise ConfigError(
             "is missing; a queue hands a message out once, so name a folder that driver and executors share, "
-            "where batches are frozen before they are acknowledged",
+            "where batches are stored before they are acknowledged",
             setting="landing",
         )
     if "://" in landing or not os.path.isabs(landing):
@@ -311,8 +317,8 @@ def _starting(given: Mapping[str, str], replayable: bool) -> str:
     text = given.get("startingoffsets", "earliest")
     if not replayable and text != "earliest":
         raise ConfigError(
-            "a queue is read from its front; only earliest is possible here (Kafka also knows latest and "
-            '{"orders": {"0": 42}})',
+            "a queue is read from its front; only earliest is possible here (a broker with offsets also "
+            'takes latest and {"orders": {"0": 42}})',
             setting="startingOffsets",
         )
     return text

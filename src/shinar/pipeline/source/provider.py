@@ -29,11 +29,12 @@ from pyspark.sql.types import StructType
 
 from shinar.errors import Unsupported
 from shinar.pipeline.rows import schema
-from shinar.pipeline.source.archive import Piece, pieces, read_piece
-from shinar.pipeline.source.broker_log import LogPlanner, log_rows
+from shinar.pipeline.source.archive import ArchivePartition, plan_archive, read_archive
+from shinar.pipeline.source.broker_log import LogPlanner, read_log
 from shinar.pipeline.source.browse import browsed_rows
-from shinar.pipeline.source.filters import Test, queues_left, usable
-from shinar.pipeline.source.offset_stream import ReplayPlanner, read_rows
+from shinar.pipeline.source.filters import PushedFilter, queues_left, usable
+from shinar.pipeline.source.lifetime import end_with_parent
+from shinar.pipeline.source.offset_stream import OffsetPlanner, read_range
 from shinar.pipeline.source.options import (
     ArchiveOptions,
     BrowseOptions,
@@ -45,8 +46,8 @@ from shinar.pipeline.source.options import (
     stream_options,
     write_options,
 )
-from shinar.pipeline.source.wal.capture import frozen_rows
-from shinar.pipeline.source.wal.planner import Planner as FrozenPlanner
+from shinar.pipeline.source.wal.capture import read_partition
+from shinar.pipeline.source.wal.planner import WalPlanner
 from shinar.pipeline.source.writer import ShinarStreamWriter, ShinarWriter
 
 #: JSON, as Spark keeps it in its checkpoint; each planner has its own form.
@@ -70,10 +71,10 @@ class ShinarSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if "path" in self.options:
-            return Stream(log_options(self.options), LOGGED)
+            return ShinarStreamReader(log_options(self.options), LOG)
         options = stream_options(self.options)
         _refuse_private(options.url)
-        return Stream(options, REPLAYED if options.url.traits().replayable else FROZEN)
+        return ShinarStreamReader(options, OFFSETS if options.url.traits().replayable else WRITE_AHEAD_LOG)
 
     def writer(self, schema: StructType, overwrite: bool) -> ShinarWriter:
         _refuse_overwrite(overwrite)
@@ -100,7 +101,7 @@ def _refuse_overwrite(overwrite: bool) -> None:
 
 
 @dataclass
-class Part(InputPartition):
+class Partition(InputPartition):
     """Spark wants its own class around what a task reads."""
 
     value: Any
@@ -111,7 +112,7 @@ class BrowseReader(DataSourceReader):
 
     def __init__(self, options: BrowseOptions) -> None:
         self._options = options
-        self._tests: tuple[Test, ...] = ()
+        self._tests: tuple[PushedFilter, ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self._tests = usable(filters)
@@ -121,75 +122,79 @@ class BrowseReader(DataSourceReader):
         traits = self._options.url.traits()
         if not traits.browse:
             raise Unsupported(
-                traits.name, "be read without consuming", "use spark.readStream, which freezes what it takes"
+                traits.name,
+                "be read without consuming",
+                "use spark.readStream with a landing folder",
             )
-        return [Part(queue) for queue in queues_left(self._options.queues, self._tests)]
+        return [Partition(queue) for queue in queues_left(self._options.queues, self._tests)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is None:  # Spark's stand-in when there is nothing to read
             return iter(())
+        end_with_parent()
         return browsed_rows(partition.value, self._options, self._tests)
 
 
 class ArchiveReader(DataSourceReader):
     def __init__(self, options: ArchiveOptions) -> None:
         self._options = options
-        self._tests: tuple[Test, ...] = ()
+        self._tests: tuple[PushedFilter, ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
         self._tests = usable(filters)
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        return [Part(piece) for piece in pieces(self._options)]
+        return [Partition(part) for part in plan_archive(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        piece: Piece | None = partition.value
-        return iter(()) if piece is None else read_piece(piece, self._tests, self._options.include_headers)
+        end_with_parent()
+        part: ArchivePartition | None = partition.value
+        return iter(()) if part is None else read_archive(part, self._tests, self._options.include_headers)
 
 
-class Planner(Protocol):
-    """The driver's half of a stream: which offsets there are, and what the tasks between two of them read."""
+class StreamPlanner(Protocol):
+    """The driver's half of a stream, by Spark's own verbs."""
 
-    def initial(self) -> Offset: ...
-    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset: ...
-    def fix_target(self) -> None: ...
-    def parts(self, start: Offset, end: Offset) -> Sequence[Any]: ...
-    def finish(self, end: Offset) -> None: ...
-    def latest_known(self) -> Offset: ...
+    def initial_offset(self) -> Offset: ...
+    def latest_offset(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset: ...
+    def prepare_available_now(self) -> None: ...
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]: ...
+    def commit(self, end: Offset) -> None: ...
+    def report_latest_offset(self) -> Offset: ...
     def close(self) -> None: ...
 
 
-class Flow(NamedTuple):
-    """One way to stream: who plans, and how a task gets the rows of its part."""
+class StreamKind(NamedTuple):
+    """One way to stream: what plans it, and how a task reads its partition."""
 
-    planner: Callable[[Any], Planner]
-    rows: Callable[[Any, Any], Iterator[pa.RecordBatch]]
-
-
-#: A queue that hands a message out once: every batch is frozen before it is used.
-FROZEN: Final = Flow(FrozenPlanner, frozen_rows)
-#: A broker with offsets: Spark's checkpoint says where we are.
-REPLAYED: Final = Flow(ReplayPlanner, read_rows)
-#: The embedded broker's own log: positions are offsets.
-LOGGED: Final = Flow(LogPlanner, log_rows)
+    planner: Callable[[Any], StreamPlanner]
+    read: Callable[[Any, Any], Iterator[pa.RecordBatch]]
 
 
-class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, options: StreamOptions | LogOptions, flow: Flow) -> None:
+#: A queue that delivers a message once: every batch is captured in segments before it is acknowledged.
+WRITE_AHEAD_LOG: Final = StreamKind(WalPlanner, read_partition)
+#: A broker with offsets: Spark's checkpoint says how far the stream is.
+OFFSETS: Final = StreamKind(OffsetPlanner, read_range)
+#: The log that a broker keeps in its folder: positions are offsets.
+LOG: Final = StreamKind(LogPlanner, read_log)
+
+
+class ShinarStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: StreamOptions | LogOptions, kind: StreamKind) -> None:
         self._options = options
-        self._flow = flow
+        self._kind = kind
         #: Opened late: this object is pickled to executors, which only ever `read`.
-        self._planner: Planner | None = None
+        self._planner: StreamPlanner | None = None
 
     def initialOffset(self) -> Offset:
-        return self._plan().initial()
+        return self._plan().initial_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_records)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._plan().fix_target()
+        self._plan().prepare_available_now()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         options = self._options
@@ -197,25 +202,27 @@ class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         size: int | None = limit.max_bytes if isinstance(limit, ReadMaxBytes) else options.max_bytes
         if isinstance(limit, ReadAllAvailable):
             rows = size = None
-        return self._plan().latest(start, rows, size)
+        return self._plan().latest_offset(start, rows, size)
 
     def reportLatestOffset(self) -> Offset | None:
-        return self._plan().latest_known()
+        return self._plan().report_latest_offset()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        return [Part(part) for part in self._plan().parts(start, end)]
+        return [Partition(part) for part in self._plan().partitions(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._flow.rows(partition.value, self._options)
+        end_with_parent()
+        return self._kind.read(partition.value, self._options)
 
     def commit(self, end: Offset) -> None:
-        self._plan().finish(end)
+        self._plan().commit(end)
 
     def stop(self) -> None:
         if self._planner is not None:
             self._planner.close()
 
-    def _plan(self) -> Planner:
+    def _plan(self) -> StreamPlanner:
         if self._planner is None:
-            self._planner = self._flow.planner(self._options)
+            end_with_parent()
+            self._planner = self._kind.planner(self._options)
         return self._planner

@@ -1,6 +1,6 @@
 """Rows to a broker: bodies as they are, or envelopes built from (urn, data, …); confirmed, in batches.
 
-A queue knows no transaction across tasks, so a task that runs twice publishes twice; but both times with the
+A queue has no transaction across tasks, so a task that runs twice publishes twice; but both times with the
 same `meta.id`, made from the job, the batch and the row, so that whoever consumes them finds out.
 """
 
@@ -29,6 +29,7 @@ from shinar.clock import SYSTEM, Clock
 from shinar.envelope import SCHEMA_VERSION, SOURCE_LANG, Message, Meta, encode, judge, parse_strict
 from shinar.errors import ConfigError, ContractError
 from shinar.pipeline.rows import schema
+from shinar.pipeline.source.lifetime import end_with_parent
 from shinar.pipeline.source.options import WriteOptions
 
 #: Columns a message is built from; the first two must be there.
@@ -50,7 +51,9 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
+    """What one task published, every message confirmed."""
+
     messages: int
 
 
@@ -103,7 +106,7 @@ def check_columns(columns: StructType, options: WriteOptions) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"the sink has no use for this column; {hint} Or drop it", setting=name)
+            raise ConfigError(f"the sink does not use this column; {hint} Or drop it", setting=name)
     for field in columns if not passing else [field for field in columns if field.name in PASS_COLUMNS]:
         kinds, advice = COLUMN_TYPES[field.name]
         kind = field.dataType.simpleString()
@@ -119,7 +122,8 @@ def check_columns(columns: StructType, options: WriteOptions) -> None:
 
 def publish_rows(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, origin: Origin, clock: Clock = SYSTEM
-) -> Written:
+) -> PublishedRows:
+    end_with_parent()
     broker = options.url.connect()
     seen: Counter[bytes] = Counter()
     written = 0
@@ -133,7 +137,8 @@ def publish_rows(
                 queue = options.queue or row.get("queue") or ""
                 if not queue:
                     raise ConfigError(
-                        "a row names no queue; set the option queue, or fill the column", setting="queue"
+                        "a row does not name a queue; set the option queue, or fill the column",
+                        setting="queue",
                     )
                 by_queue.setdefault(queue, []).append(_outgoing(row, queue, options, origin, seen, clock))
             for queue, messages in by_queue.items():
@@ -142,7 +147,7 @@ def publish_rows(
             written += batch.num_rows
     finally:
         broker.close()
-    return Written(written)
+    return PublishedRows(written)
 
 
 def _outgoing(

@@ -1,11 +1,10 @@
-"""Columns of typed tables from the payload schemas of a `registry.json`. Reads files; validates nothing.
+"""Columns of typed tables from the payload schemas of a `registry.json`. Validates nothing.
 
-`shinar.schemas` checks messages against the same files and needs a package more; here only types are of use.
+The files are read by `shinar.schemas.files`. Validating messages needs a package more; types do not.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from shinar.errors import ConfigError
-from shinar.pipeline.typed.types import ARRAYS, MAX_DEPTH, Columns, KeyPath
+from shinar.pipeline.typed.types import ARRAYS, MAX_DEPTH, KeyPath, PayloadColumns
+from shinar.schemas.files import SchemaFiles, listed_schemas
 
 _SIMPLE: Final = {"integer": "long", "number": "decimal", "string": "string", "boolean": "boolean"}
 #: References followed one after the other before they count as a circle.
@@ -23,30 +23,25 @@ _MAX_REFERENCES: Final = 32
 _Placed = tuple[Mapping[str, Any], str]
 
 
-def load_registry(path: str | Path) -> dict[str, Columns]:
+def load_registry(path: str | Path) -> dict[str, PayloadColumns]:
     """Columns per URN; a field it does not name is still inferred."""
     file = Path(path)
-    files = _Files(file.parent)
-    try:
-        entries = json.loads(file.read_text())["schemas"]
-        placed = {
-            entry["urn"]: (_at(files.document(entry["schema"]), ""), entry["schema"]) for entry in entries
-        }
-        return {urn: Columns().with_new(dict(files.kinds((), one))) for urn, one in placed.items()}
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        text = f"{exc.filename}: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
-        raise ConfigError(f"cannot be read: {text}", setting="registry", origin=str(path)) from None
+    schemas = _Schemas(SchemaFiles(file.parent))
+    found: dict[str, PayloadColumns] = {}
+    for row in listed_schemas(file):
+        try:
+            placed = _at(schemas.document(row.path, row.origin), ""), row.path
+            found[row.urn] = PayloadColumns().with_new(dict(schemas.kinds((), placed)))
+        except (ValueError, KeyError, TypeError, IndexError) as exc:
+            raise ConfigError(
+                f"a reference in {row.path} leads nowhere: {exc}", setting="registry", origin=str(path)
+            ) from None
+    return found
 
 
-class _Files:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[str, Any] = {}
-
-    def document(self, name: str) -> Any:
-        if name not in self._read:
-            self._read[name] = json.loads((self._folder / name).read_text())
-        return self._read[name]
+class _Schemas:
+    def __init__(self, files: SchemaFiles) -> None:
+        self.document = files.document
 
     def kinds(self, path: KeyPath, placed: _Placed) -> Iterator[tuple[KeyPath, str]]:
         body, file = self._followed(placed)

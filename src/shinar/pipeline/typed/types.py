@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from decimal import Context, Decimal, InvalidOperation
@@ -22,6 +23,8 @@ import pyarrow as pa
 MAX_DEPTH: Final = 4
 #: Columns a typed table may grow to; fields beyond go into `_extra` (a payload with ids as keys has no end).
 MAX_COLUMNS: Final = 300
+#: A longer key gets no column: it is data, and every later batch would carry it in the table's schema.
+MAX_KEY_CHARS: Final = 200
 #: Decimal places of a column of fractions: enough for money, rates and coordinates.
 SCALE: Final = 18
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -63,22 +66,24 @@ ELEMENT: Final = {array: element for element, array in ARRAYS.items()}
 #: When a batch shows several kinds for one new field the most frequent wins, then the first of these.
 _FAMILIES: Final = ("string", "number", "boolean", "object", "array")
 
-_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+#: Frames a decoder may use beyond the usual limit: a payload is nested up to the contract's 900 levels.
+_DEEP_FRAMES: Final = 3000
+
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 KeyPath = tuple[str, ...]
 
 
-class Column(msgspec.Struct, frozen=True):
+class PayloadColumn(msgspec.Struct, frozen=True):
     path: KeyPath
     name: str
     kind: str
 
 
-class Columns(msgspec.Struct, frozen=True):
+class PayloadColumns(msgspec.Struct, frozen=True):
     """The payload columns of one typed table, in the order they came."""
 
-    columns: tuple[Column, ...] = ()
+    columns: tuple[PayloadColumn, ...] = ()
 
     def arrow(self) -> pa.Schema:
         return pa.schema([*ENVELOPE, *(pa.field(c.name, TYPES[c.kind]) for c in self.columns)])
@@ -86,16 +91,15 @@ class Columns(msgspec.Struct, frozen=True):
     def objects(self) -> set[KeyPath]:
         return {column.path[:depth] for column in self.columns for depth in range(1, len(column.path))}
 
-    def with_new(self, kinds: Mapping[KeyPath, str]) -> Columns:
+    def with_new(self, kinds: Mapping[KeyPath, str]) -> PayloadColumns:
         taken = {name.lower() for name in ENVELOPE.names} | {c.name.lower() for c in self.columns}
         grown = list(self.columns)
-        for path in sorted(kinds):
-            if len(grown) >= MAX_COLUMNS:
-                break
+        # `decide_all` ranks the fields; those of one batch that get a column are in alphabetical order.
+        for path in sorted(list(kinds)[: max(0, MAX_COLUMNS - len(grown))]):
             name = _column_name(path, taken)
             taken.add(name.lower())
-            grown.append(Column(path, name, kinds[path]))
-        return Columns(tuple(grown))
+            grown.append(PayloadColumn(path, name, kinds[path]))
+        return PayloadColumns(tuple(grown))
 
 
 #: Path -> how often each kind of value was seen there.
@@ -106,19 +110,45 @@ def _column_name(path: KeyPath, taken: set[str]) -> str:
     plain = "__".join(re.sub(r"\W", "_", key, flags=re.ASCII) or "_" for key in path)[:120]
     # Spark compares names without case; a leading underscore belongs to the envelope.
     plain = f"f{plain}" if plain.startswith("_") else plain
-    if plain.lower() not in taken:
-        return plain
-    return f"{plain}_{sha256(json.dumps(path).encode()).hexdigest()[:6]}"
+    name, number = plain, 0
+    while name.lower() in taken:
+        # A payload may well have a key that looks like the first such name.
+        number += 1
+        name = f"{plain}_{sha256(json.dumps([path, number]).encode()).hexdigest()[:6]}"
+    return name
+
+
+def fraction(text: str) -> Any:
+    """A JSON number with a fraction or an exponent; one beyond Decimal's exponents keeps its text."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return msgspec.Raw(text.encode())
+
+
+_DECODER: Final = msgspec.json.Decoder(float_hook=fraction)
 
 
 def decode(text: str) -> dict[str, Any]:
     """The payload of an accepted message; fractions stay decimal."""
     try:
-        value = _DECODER.decode(text)
+        value = _decoded(text)
+    except RecursionError:
+        usual = sys.getrecursionlimit()
+        sys.setrecursionlimit(usual + _DEEP_FRAMES)
+        try:
+            value = _decoded(text)
+        finally:
+            sys.setrecursionlimit(usual)
+    return value if isinstance(value, dict) else {}
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
         # Lone surrogate escapes are legal in the contract and unknown to msgspec.
-        value = json.loads(text, parse_float=Decimal)
-    return value if isinstance(value, dict) else {}
+        return json.loads(text, parse_float=fraction)
 
 
 def kind_of(value: Any) -> str | None:
@@ -130,21 +160,23 @@ def kind_of(value: Any) -> str | None:
     if isinstance(value, int):
         return "long" if INT64_MIN <= value <= INT64_MAX else "bigint" if abs(value) < 10**38 else "json"
     if isinstance(value, Decimal):
-        return "decimal" if fits(value, "decimal") else "double"
+        return next((kind for kind in ("decimal", "double") if fits(value, kind)), "json")
     if isinstance(value, str):
         return "string"
     if isinstance(value, dict):
         return "object" if value else None
-    return _array_kind(value)
+    return _array_kind(value) if isinstance(value, list) else "json"
 
 
 def _array_kind(values: list[Any]) -> str | None:
-    kinds = {kind for kind in map(kind_of, values) if kind}
+    # One level is enough to know, and arrays may be nested hundreds of levels deep.
+    kinds = {("json" if item else None) if isinstance(item, list) else kind_of(item) for item in values}
+    kinds.discard(None)
     if not kinds:
         return None
     if kinds == {"long", "decimal"}:
         return "decimals"
-    return ARRAYS.get(kinds.pop(), "json") if len(kinds) == 1 else "json"
+    return ARRAYS.get(kinds.pop() or "", "json") if len(kinds) == 1 else "json"
 
 
 def decide(counts: Mapping[str, int]) -> str:
@@ -168,7 +200,8 @@ def _family(kind: str) -> str:
 
 
 def decide_all(seen: Seen) -> dict[KeyPath, str]:
-    """Columns for new fields: objects are entered, and what lies under a non-object is left out."""
+    """Columns for new fields, the most frequent fields first: objects are entered, and what lies under a
+    non-object is left out."""
     kinds: dict[KeyPath, str] = {}
     objects: set[KeyPath] = {()}
     for path in sorted(seen, key=lambda path: (len(path), path)):
@@ -179,7 +212,7 @@ def decide_all(seen: Seen) -> dict[KeyPath, str]:
             objects.add(path)
         else:
             kinds[path] = kind
-    return kinds
+    return dict(sorted(kinds.items(), key=lambda item: (-seen[item[0]].total(), item[0])))
 
 
 def fits(value: Any, kind: str) -> bool:
@@ -232,6 +265,8 @@ _WIDE: Final = Context(prec=38)
 
 
 def is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -242,7 +277,7 @@ def is_utf8(text: str) -> bool:
 def as_text(value: Any) -> str:
     try:
         return _ENCODER.encode(value).decode()
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         return _escaped(value)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Final
+
+from shinar.clock import SYSTEM
 
 #: Clocks are set now and then.
 SLACK_S: Final = 60.0
@@ -44,4 +45,4 @@ def lives(runner: str, seen_ms: int) -> bool | None:
         return True  # no such files on this system
     # After a restart of the machine the number may be another program's.
     age_s = up_s - int(fields[18]) / os.sysconf("SC_CLK_TCK")
-    return state != "Z" and time.time() - age_s < seen_ms / 1000 + SLACK_S
+    return state != "Z" and SYSTEM.epoch_s() - age_s < seen_ms / 1000 + SLACK_S

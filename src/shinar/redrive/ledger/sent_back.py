@@ -8,7 +8,8 @@ from typing import Final, TypeVar
 
 from shinar.brokers import BrokerUrl, Delivery
 from shinar.redrive.ledger.ledger import Ledger
-from shinar.redrive.letters.letter import digest
+from shinar.redrive.letters.letter import name_of
+from shinar.redrive.model import endpoint
 from shinar.settlement.traits import Traits
 
 #: Records the ledger is asked about at once.
@@ -22,7 +23,7 @@ class SentBack:
     def __init__(self, url: BrokerUrl, queue: str, traits: Traits, ledger: Ledger | None) -> None:
         self._ledger = ledger if traits.replayable else None
         self._traits = traits
-        self._source = (url.masked, queue)
+        self._source = (endpoint(url), queue)
         #: Records left out so far.
         self.count = 0
 
@@ -30,7 +31,7 @@ class SentBack:
         """The job that sent each of them back, or ""."""
         if self._ledger is None:
             return [""] * len(deliveries)
-        names = [digest(delivery, self._traits) for delivery in deliveries]
+        names = [name_of(delivery, self._traits) for delivery in deliveries]
         found = self._ledger.sent_before(*self._source, names)
         return [found.get(name, "") for name in names]
 

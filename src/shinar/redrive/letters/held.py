@@ -9,11 +9,10 @@ import msgspec
 
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
+from shinar.delivery.leases import RENEW_AFTER, renewal_due
 from shinar.errors import Unsupported
 from shinar.settlement.traits import Traits
 
-#: Part of a lease after which it is renewed.
-RENEW_AFTER: Final = 0.4
 #: Leases a held message is hidden for where the broker lets us choose: a whole dead-letter queue cannot be
 #: renewed every few seconds. After a crash it stays hidden for so long at most.
 HOLD_LEASES: Final = 10
@@ -52,10 +51,10 @@ class Held:
         if self._lease_s is None or self._hold_s is None or not self._held:
             return
         now_s = self._clock.monotonic_s()
-        if now_s - self._renewed_s >= self._lease_s * RENEW_AFTER:
+        if renewal_due(now_s - self._renewed_s, self._lease_s):
             self._renewed_s = now_s
             self._extend(self._long, len(self._held), self._hold_s)
-        if self._long and now_s - self._lengthened_s >= self._hold_s * RENEW_AFTER:
+        if self._long and renewal_due(now_s - self._lengthened_s, self._hold_s):
             self._lengthened_s = now_s
             self._extend(0, self._long, self._hold_s)
 
@@ -75,16 +74,16 @@ class Held:
                 self._broker.traits.name,
                 f"hold {len(self._held):,} messages: renewing them takes {took_s:.0f} s, "
                 f"and a lease is {lease_s:g} s",
-                "take a longer one (?lease_s=, on Service Bus the queue's LockDuration too), or choose what "
-                "comes first with --limit",
+                "take a longer one (?lease_s=, and the queue's own lock duration where it has one), or "
+                "choose what comes first with --limit",
             )
 
     def release(self) -> None:
         """In one call: a broker that puts messages to the front must know all of them to keep their order.
 
         Where reservations end with the connection they are left to its end, and the owner hangs up
-        next: that gives them back at once and in order, which thousands of requests do not (RabbitMQ's
-        quorum queues).
+        next: that gives them back at once and in order, which thousands of requests do not on some
+        queues.
         """
         held, self._held = self._held, []
         self._long = 0

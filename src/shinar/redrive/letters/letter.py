@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from shinar.brokers import Delivery
-from shinar.envelope import DeadReason, Kind, Message, Verdict, judge, parse_strict, with_attempts
+from shinar.envelope import (
+    DeadReason,
+    Kind,
+    Message,
+    Verdict,
+    judge,
+    parse_strict,
+    redrive_copy,
+    unwrap_poison,
+    with_attempts,
+)
 from shinar.envelope.fingerprint import fingerprint
 from shinar.settlement.gate import gated
-from shinar.settlement.names import original_queue
+from shinar.settlement.names import family_queue
 from shinar.settlement.traits import Traits
 
 #: Hex digits that name a body in the ledger: 128 bits.
@@ -26,6 +36,14 @@ class Nature(StrEnum):
     DEAD = "dead letter"
     POISON = "poison"
     VERSION = "unsupported version"
+
+
+class Name(NamedTuple):
+    """What a ledger line knows a dead letter by. Where the broker gives no stable position, byte-identical
+    letters share a name: they are counted, never told apart."""
+
+    digest: str
+    position: str = ""
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -71,19 +89,20 @@ class Letter(msgspec.Struct, frozen=True):
         """The queue it belongs to: as its block says, as its envelope says, or by the name of this one."""
         if self.said_queue:
             return self.said_queue
-        native = traits.native_dlq_suffix
-        derived = original_queue(self.delivery.queue, traits)
-        if native and derived.endswith(native):
-            derived = derived.removesuffix(native)
-        if derived != self.delivery.queue:
-            return derived
+        if family := family_queue(self.delivery.queue, traits):
+            return family
         queue = self.message.meta.queue if self.message else ""
         return queue if queue != self.delivery.queue else ""
 
+    @property
+    def names_its_death(self) -> bool:
+        """Whether the body says which message died when: then no later death has the same bytes."""
+        return self.id is not None and self.failed_ms is not None
+
 
 def whole(text: str) -> str:
-    """Half a surrogate pair (JavaScript cuts texts in the middle of an emoji) is no character: neither
-    SQLite nor UTF-8 takes it."""
+    """Replace half a surrogate pair (JavaScript cuts texts in the middle of an emoji), which neither SQLite
+    nor UTF-8 accepts."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -110,12 +129,25 @@ def read(delivery: Delivery, traits: Traits) -> Letter:
     )
 
 
-def digest(delivery: Delivery, traits: Traits) -> str:
-    """The name of a body, the same whether it was browsed, reserved or came back after a lapse."""
+def name_of(delivery: Delivery, traits: Traits) -> Name:
+    """The same whether the letter was browsed, reserved or redelivered after its lease lapsed."""
     body = delivery.body
     if traits.lapse_counts and judge(body).message is not None:
         body = with_attempts(body, 0)
+    return Name(digest_of(body), delivery.position if traits.stable_position else "")
+
+
+def digest_of(body: bytes) -> str:
+    """The only digest of a body: of a dead letter, and of the copy that is sent back."""
     return sha256(body).hexdigest()[:DIGEST_CHARS]
+
+
+def copy_of(letter: Letter) -> bytes:
+    """The body as it is sent back: a message without its block, a record as the bytes it was made from."""
+    body = letter.delivery.body
+    if letter.nature is Nature.POISON:
+        return unwrap_poison(body) if letter.reason is not None else body
+    return redrive_copy(body) if letter.message is not None else body
 
 
 def _nature(delivery: Delivery, verdict: Verdict, block: Mapping[str, Any], traits: Traits) -> Nature:

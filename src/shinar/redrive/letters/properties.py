@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from shinar.brokers.projection import TABLES, facts_of
+from shinar.brokers.projection import facts_of
+from shinar.brokers.registry import projected_names
 from shinar.redrive.letters.letter import Letter
 
 #: native name of a property -> the fact of the envelope it mirrors
-_FACTS: Final = {name: fact for table in TABLES.values() for name, (_, fact, _) in table.items()}
+_FACTS: Final = {name: fact for fact, names in projected_names().items() for name in names}
 _CONSTANT: Final = frozenset({"app_id", "content_type"})
 
 
@@ -29,7 +30,7 @@ def beside(letter: Letter) -> list[Beside]:
         said = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
         body = getattr(facts, fact)
         in_body = "-" if body is None else str(body)
-        # Service Bus adds a mark of its own to the id of a copy.
+        # A broker that drops repeated ids gets a mark behind the id of a copy.
         agrees = said == in_body or (fact == "id" and said.partition(":")[0] == in_body)
         found.append(Beside(name, said, in_body, agrees))
     return found

@@ -34,7 +34,7 @@ SIDE_EFFECT: Final = (
 )
 
 
-def letters(
+def read_letters(
     broker: Broker, queue: str, *, reserve: bool = False, limit: int | None = None, clock: Clock = SYSTEM
 ) -> Generator[Letter, None, None]:
     """Oldest first, in flat memory. With `reserve` also where the broker has no browse; close the broker
@@ -92,6 +92,14 @@ def side_effect_of(known: Traits) -> str:
     if (longest_s := hold_s(known)) and longest_s != known.lease_s:
         hidden = f" If this command is killed they stay hidden for up to {longest_s:.0f} s."
     return SIDE_EFFECT.format(broker=known.name, order=order) + hidden
+
+
+def reserved_count(broker: Broker, queue: str) -> int:
+    """Messages that browsing does not show: reserved by somebody, or by a process that was killed and whose
+    leases the broker has not ended yet (Redis ends them when the next consumer comes)."""
+    if not broker.traits.browse or not broker.traits.depth:
+        return 0
+    return broker.depth(queue).reserved or 0
 
 
 def unreached(broker: Broker, queue: str) -> int:

@@ -10,7 +10,9 @@ from shinar.settlement.traits import Traits
 #: Columns that make a delivery again.
 COLUMNS: Final = ("body", "queue", "received_at", "properties", "position", "headers", "key")
 #: How such a row is read: the gate's property under its usual name, and records that stay where they are.
-TRAITS: Final = Traits(name="lake", gate_property="bq-schema-version", replayable=True, depth=False)
+TRAITS: Final = Traits(
+    name="lake", gate_property="bq-schema-version", replayable=True, stable_position=True, depth=False
+)
 
 
 def delivery_of(*row: Any) -> Delivery:

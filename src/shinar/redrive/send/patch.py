@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shinar.envelope import judge, uuid4
+from shinar.envelope import fresh_id, judge
 from shinar.envelope.text import Member, scan_object
 from shinar.errors import ConfigError, ContractError, ExpressionError
 from shinar.redrive.letters.letter import Letter
@@ -38,7 +38,7 @@ class Patch:
         if letter.message is None:
             raise ContractError("there is no payload to change: this is not an envelope", pointer="/data")
         body = self.changed(letter, body)
-        new_id = new_id or uuid4()
+        new_id = new_id or fresh_id()
         return _replaced(body, ("meta", "id"), _encode(new_id)), new_id
 
     def changed(self, letter: Letter, body: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 No broker can reserve by filter, so everything is looked at in its order. Where a message that is
 handed back returns to its place, the others are held until the end and released then; where it goes
-to the back, the queue is turned round once, batch by batch; a log is only read.
+to the back, the queue is turned round once, batch by batch; a log is only read. Knows no ledger.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Final
 from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerError, Unsupported
-from shinar.redrive.ledger.ledger import Ledger, Line, LineState
 from shinar.redrive.letters.held import Held
-from shinar.redrive.letters.letter import digest, read
+from shinar.redrive.letters.letter import name_of
 from shinar.redrive.letters.read import browse, unreached
-from shinar.redrive.select.selection import Chosen
-from shinar.redrive.send.sender import Item
+from shinar.redrive.send.sender import MatchedLetter
 
 #: Messages in hand at once: what a crash leaves to its leases.
 BATCH: Final = 200
@@ -33,109 +31,91 @@ LAPSE_MARGIN_S: Final = 3.0
 QUIET_S: Final = 2.0
 
 #: Sends a batch; returns what is still reserved.
-Send = Callable[[Sequence[Item]], list[Delivery]]
+Send = Callable[[Sequence[MatchedLetter]], list[Delivery]]
+#: (what to bring to its end, what to leave)
+Split = Callable[[Sequence[Delivery]], tuple[list[MatchedLetter], list[Delivery]]]
 
 
-class Matcher:
-    """Finds the ledger line a delivery answers to; for a job without a plan it writes one."""
+class Growth:
+    """Counts what comes into a dead-letter queue while letters are taken out of it.
 
-    def __init__(self, ledger: Ledger, job_id: str, broker: Broker, limit: int | None) -> None:
-        self._ledger = ledger
-        self._job = job_id
+    They come behind all others, so nobody meets them before the end: only the depth tells. In a queue
+    that is turned all stay but the sent; elsewhere all leave `ready` that were taken."""
+
+    def __init__(self, broker: Broker, queue: str) -> None:
         self._broker = broker
-        #: What makes a line where there was none; None for a job whose lines are all there.
-        self.chosen: Chosen | None = None
-        self._limit = limit
-        self._written = 0
+        self._queue = queue
+        self._turned = broker.traits.release_to == "back"
+        before = broker.depth(queue)
+        self._known = (before.ready or 0) + (before.reserved or 0) + (before.delayed or 0)
+        self._taken = 0
 
-    def count(self, written: int) -> None:
-        self._written = written
+    def took(self, count: int) -> None:
+        self._taken += count
 
-    def split(self, batch: Sequence[Delivery]) -> tuple[list[Item], list[Delivery]]:
-        names = [digest(delivery, self._broker.traits) for delivery in batch]
-        lines = self._ledger.lines_of(self._job, names)
-        items: list[Item] = []
-        others: list[Delivery] = []
-        added: list[Line] = []
-        for delivery, name in zip(batch, names, strict=True):
-            known = lines.setdefault(name, [])
-            line = next((one for one in known if one.state in _UNFINISHED), None)
-            if line is not None:
-                known.remove(line)
-                items.append(Item(read(delivery, self._broker.traits), line))
-                continue
-            item = None if known else self._new(delivery, name)
-            if item is None:
-                others.append(delivery)
-            else:
-                added.append(item.line)
-                items.append(item)
-        self._ledger.add(self._job, added)
-        return items, others
-
-    def _new(self, delivery: Delivery, name: str) -> Item | None:
-        if self.chosen is None or (self._limit is not None and self._written >= self._limit):
-            return None
-        letter = read(delivery, self._broker.traits)
-        if not self.chosen(letter):
-            return None
-        self._written += 1
-        return Item(letter, Line(name, 0, letter.id or "", delivery.position, bytes=len(delivery.body)))
+    def came(self, sent: int) -> int:
+        """How many came, when so many were sent since the beginning."""
+        now = self._broker.depth(self._queue)
+        if now.ready is None:
+            return 0
+        if self._turned:
+            return now.ready + (now.reserved or 0) + (now.delayed or 0) - (self._known - sent)
+        return now.ready - (self._known - self._taken)
 
 
-_UNFINISHED: Final = (LineState.PLANNED, LineState.INTENT, LineState.PUBLISHED)
-
-
-class Pass:
+class QueuePass:
     """What the ways of going through a queue share."""
 
     def __init__(
         self,
         broker: Broker,
         queue: str,
-        matcher: Matcher,
+        split: Split,
         send: Send,
         *,
+        stopped: Callable[[], bool] = lambda: False,
+        finished: Callable[[], bool] = lambda: False,
+        waits: Callable[[float], None] = lambda _: None,
+        took: Callable[[int], None] = lambda _: None,
         clock: Clock = SYSTEM,
         batch: int = BATCH,
     ) -> None:
         self._broker = broker
         self._queue = queue
-        self._matcher = matcher
+        self._split = split
         self._send = send
+        #: Asked between batches and steps: True ends the sending, not the tidying up.
+        self.stopped = stopped
+        #: Asked between batches: True when nothing is left to find.
+        self.finished = finished
+        #: Told the seconds at most before a wait for the leases of a run that died.
+        self._waits = waits
+        self._took = took
         self._clock = clock
         self._batch = batch
-        #: Messages the broker did not hand out though they are there.
-        self.unreached = 0
-        self._taken = 0
-        #: Told the seconds at most before a wait for the leases of a run that died.
-        self.waits: Callable[[float], None] = lambda _: None
-        #: Asked between batches and steps: True ends the sending, not the tidying up.
-        self.stopped: Callable[[], bool] = lambda: False
-        #: Asked between batches: True when nothing is left to find.
-        self.finished: Callable[[], bool] = lambda: False
 
-    def hold(self, patience_s: float = QUIET_S) -> None:
-        """For brokers that put a message back in its place: keep the others out of the way until the end."""
+    def hold(self, patience_s: float = QUIET_S) -> int:
+        """For brokers that put a message back in its place: keep the others out of the way until the end.
+        Returns how many the broker did not hand out though they are there."""
         held = Held(self._broker, self._clock)
         try:
-            self._search(held, patience_s)
+            behind = self._search(held, patience_s)
         except BaseException:
             with suppress(BrokerError):  # what went wrong is worth more than what that led to
                 held.release()
             raise
         held.release()
+        return behind
 
-    def _search(self, held: Held, patience_s: float) -> None:
+    def _search(self, held: Held, patience_s: float) -> int:
         quiet_s = self._clock.monotonic_s()
         while not self.stopped() and not self.finished():
             batch = self._broker.reserve(self._queue, self._batch, WAIT_S)
-            self._taken += len(batch)
+            self._took(len(batch))
             held.renew()
             if not batch:
                 if self._clock.monotonic_s() - quiet_s >= patience_s:
-                    self.unreached = unreached(self._broker, self._queue)
-                    return
+                    return unreached(self._broker, self._queue)
                 continue
             quiet_s = self._clock.monotonic_s()
             try:
@@ -149,6 +129,7 @@ class Pass:
                     f"hold more than {MOST_HELD:,} messages while it looks for the chosen ones",
                     "redrive what comes first, or move the queue to a broker with a table or a log",
                 )
+        return 0
 
     def turn(self, count: int) -> None:
         """For brokers that put a message at the back: once round, so that the order is the old one.
@@ -169,9 +150,10 @@ class Pass:
 
     def _rest(self, batch: Sequence[Delivery]) -> list[Delivery]:
         """The batch in its order, less what was sent."""
-        items, kept = self._matcher.split(batch)
-        unsent = [item.delivery for item in items] if self.stopped() else self._send(items)
-        back = {id(delivery) for delivery in (*kept, *unsent)}
+        if self.stopped():
+            return list(batch)
+        items, kept = self._split(batch)
+        back = {id(delivery) for delivery in (*kept, *self._send(items))}
         return [delivery for delivery in batch if id(delivery) in back]
 
     def follow(self) -> None:
@@ -181,41 +163,22 @@ class Pass:
             batch.append(delivery)
             if len(batch) < self._batch:
                 continue
-            self._send(self._matcher.split(batch)[0])
+            self._send(self._split(batch)[0])
             batch = []
             if self.stopped() or self.finished():
                 return
-        self._send(self._matcher.split(batch)[0])
+        self._send(self._split(batch)[0])
 
     def depth(self) -> int:
         return self._broker.depth(self._queue).ready or 0
 
-    def arrivals(self) -> Callable[[int], int]:
-        """Begin to count what comes into the queue; asked with the number sent since, it says how many came.
-
-        They come behind all others, so nobody meets them before the end: only the depth tells. In a queue
-        that is turned all stay but the sent; elsewhere all leave `ready` that were taken."""
-        turned = self._broker.traits.release_to == "back"
-        before = self._broker.depth(self._queue)
-        known = (before.ready or 0) + (before.reserved or 0) + (before.delayed or 0)
-        taken = self._taken
-
-        def came(sent: int) -> int:
-            now = self._broker.depth(self._queue)
-            if now.ready is None:
-                return 0
-            if turned:
-                return now.ready + (now.reserved or 0) + (now.delayed or 0) - (known - sent)
-            return now.ready - (known - (self._taken - taken))
-
-        return came
-
-    def find(self, name: str) -> int | None:
-        """How many messages are before the one with this digest; None when it is not there."""
-        if not name:
+    def find(self, anchor: str) -> int | None:
+        """How many messages are before the first one with this position or digest; None when it is not
+        there."""
+        if not anchor:
             return None
         for at, delivery in enumerate(browse(self._broker, self._queue, clock=self._clock)):
-            if digest(delivery, self._broker.traits) == name:
+            if anchor in name_of(delivery, self._broker.traits):
                 return at
         return None
 
@@ -230,5 +193,5 @@ class Pass:
                 return
             if not told:
                 told = True
-                self.waits(lease_s + LAPSE_MARGIN_S)
+                self._waits(lease_s + LAPSE_MARGIN_S)
             self._clock.sleep(0.2)

@@ -1,170 +1,117 @@
 """Sending chosen dead letters back: the ledger first, then the broker, then the ledger again.
 
 Within one broker the copy and the settlement are one `move`; to another broker the copy is confirmed
-before the original is acknowledged. A log (Kafka) keeps its records: there only the ledger remembers.
+before the original is acknowledged. A log keeps its records: there only the ledger remembers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
-from shinar.brokers import Broker, Delivery, Outgoing
-from shinar.clock import SYSTEM, Clock
-from shinar.envelope import redrive_copy, unwrap_poison
-from shinar.errors import BrokerError, ContractError, PublishFailed, ShinarError
-from shinar.redrive.eligibility import Checks, cannot_carry, swallowed
-from shinar.redrive.ledger.ledger import Ledger, Line, LineState
-from shinar.redrive.letters.letter import DIGEST_CHARS, Letter, Nature
-from shinar.redrive.letters.repair import repaired
-from shinar.redrive.model import MAYBE_TWICE, Spec
+from shinar.brokers import Delivery, Outgoing
+from shinar.errors import BrokerError, PublishFailed
+from shinar.redrive.eligibility import Checks
+from shinar.redrive.ledger.ledger import Ledger
+from shinar.redrive.ledger.lines import UNCONFIRMED, Line, LineState
+from shinar.redrive.letters.letter import Letter, digest_of
+from shinar.redrive.model import MAYBE_TWICE
 from shinar.redrive.send.breaker import Breaker
-from shinar.redrive.send.patch import Patch
-from shinar.settlement.traits import Traits
+from shinar.redrive.send.route import RedriveRoute
 
 #: Out-of-band marker for handlers that shall leave their outside effects out.
 BYPASS: Final = {"bq-replay-bypass": "1"}
 
 
-class Item(msgspec.Struct, frozen=True):
+class MatchedLetter(msgspec.Struct, frozen=True):
+    """A letter in hand and the line it answers to."""
+
     letter: Letter
     line: Line
+    #: The line says published, and nobody can say whether this is the letter that was: it goes once more.
+    again: bool = False
 
     @property
     def delivery(self) -> Delivery:
         return self.letter.delivery
 
-    def with_line(self, **changes: object) -> Item:
-        return Item(self.letter, msgspec.structs.replace(self.line, **changes))
-
-
-class Route(msgspec.Struct, frozen=True):
-    """Where copies go, and how."""
-
-    source: Broker
-    target: Broker
-    #: "" sends each to the queue it came from.
-    queue: str
-    #: Both ends are one broker: copy and settlement are one move.
-    moves: bool
-    #: The source keeps what was read: nothing is settled there.
-    log: bool
-    #: What a queue of the target can carry; it may differ from queue to queue (SQS).
-    traits_of: Callable[[str], Traits]
-
     @property
-    def atomic(self) -> bool:
-        return self.moves and self.source.traits.atomic_move
+    def only_ack(self) -> bool:
+        return self.line.state == LineState.PUBLISHED and not self.again
 
-    def refuses(self, queue: str, letter: Letter, body: bytes, sent_ms: SentMs | None, now_ms: int) -> str:
-        """ "" or why this copy cannot arrive there. `sent_ms` is None for a copy with a new id."""
-        target = self.traits_of(queue)
-        why = cannot_carry(body, target)
-        # Within one broker a copy travels under an id of its own; elsewhere under the message's.
-        if why or self.moves or sent_ms is None or target.dedup_window_s is None:
-            return why
-        known = [at_ms for at_ms in (letter.created_ms, sent_ms(letter.id or "")) if at_ms is not None]
-        return swallowed(max(known, default=None), target, now_ms)
+    def with_line(self, **changes: object) -> MatchedLetter:
+        return MatchedLetter(self.letter, msgspec.structs.replace(self.line, **changes), self.again)
 
 
-#: When a message with this id was last sent back, as far as the ledger knows.
-SentMs = Callable[[str], int | None]
-Ready = tuple[Item, Outgoing]
+Ready = tuple[MatchedLetter, Outgoing]
 
 
-class Sender:
+class LetterSender:
     def __init__(
         self,
         ledger: Ledger,
         job_id: str,
-        route: Route,
-        spec: Spec,
+        route: RedriveRoute,
         checks: Checks,
-        patch: Patch | None = None,
         *,
-        clock: Clock = SYSTEM,
+        breaker: Breaker,
+        bypass: bool = False,
         before: Callable[[str], None] = lambda _: None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._ledger = ledger
         self._job = job_id
         self._route = route
-        self._spec = spec
         self._checks = checks
-        self._patch = patch
-        self._clock = clock
+        self._breaker = breaker
+        self._headers = BYPASS if bypass else {}
         #: Told a target queue before anything is sent to it.
         self._before = before
-        self.breaker = Breaker(spec.max_failure_ratio)
-        #: Called with the number of messages that came to their end.
-        self.progress: Callable[[int], None] = lambda _: None
+        #: Told the number of messages that came to their end.
+        self._progress = progress
 
-    def send(self, items: Sequence[Item]) -> list[Delivery]:
+    def send(self, items: Sequence[MatchedLetter]) -> list[Delivery]:
         """Bring each item to its end as far as possible; what is still reserved afterwards."""
-        confirmed = [item for item in items if item.line.state == LineState.PUBLISHED]
-        fresh = [item for item in items if item.line.state != LineState.PUBLISHED]
-        ready, ended = self._prepared(fresh)
-        # Write ahead: from here on nobody may believe that these were not sent.
-        self._mark([item for item, _ in ready], LineState.INTENT)
-        self._mark(ended)
-        left = [item.delivery for item in ended]
+        ready, left = self._prepared([item for item in items if not item.only_ack])
         for queue in dict.fromkeys(item.line.target for item, _ in ready):
+            pairs = [pair for pair in ready if pair[0].line.target == queue]
             self._before(queue)
-            left += self._deliver(queue, [pair for pair in ready if pair[0].line.target == queue])
-        self._settle(confirmed)
-        self.progress(len(items))
+            self._ledger.record_intent(self._job, _lines([item for item, _ in pairs]))
+            left += self._deliver(queue, pairs)
+        self._settle([item for item in items if item.only_ack])
+        self._progress(len(items))
         return left
 
-    # -- making copies
-
-    def _prepared(self, items: Sequence[Item]) -> tuple[list[Ready], list[Item]]:
+    def _prepared(self, items: Sequence[MatchedLetter]) -> tuple[list[Ready], list[Delivery]]:
+        """(what goes, with its copy; what stays in the queue)"""
         ready: list[Ready] = []
-        ended: list[Item] = []
-        whys = self._checks.why([item.letter for item in items])
-        generations = self._ledger.generations([item.letter.id for item in items if item.letter.id])
-        for item, why in zip(items, whys, strict=True):
-            generation = 1 + generations.get(item.letter.id or "", 0)
-            made = item.with_line(generation=generation, target=self._target(item.letter))
-            copy, why = (None, why) if why else self._copy(made)
-            if copy is None:
-                ended.append(made.with_line(state=LineState.SKIPPED, why=why))
+        skipped: list[MatchedLetter] = []
+        left: list[Delivery] = []
+        decisions = self._checks.decide([item.letter for item in items], [item.line.new_id for item in items])
+        for item, made in zip(items, decisions, strict=True):
+            if made.why:
+                left.append(item.delivery)
+                if not item.again:  # its line says published, and stays so
+                    skipped.append(
+                        item.with_line(target=made.target, generation=made.generation, why=made.why)
+                    )
                 continue
-            body, new_id = copy
-            digest = sha256(body).hexdigest()[:DIGEST_CHARS]
             # An intent that nobody could check may have arrived: say so when this copy does.
-            doubt = MAYBE_TWICE if item.line.state == LineState.INTENT and not self._route.atomic else ""
-            headers = {**item.delivery.headers, **(BYPASS if self._spec.bypass else {})}
-            ready.append(
-                (
-                    made.with_line(copy=digest, new_id=new_id, why=doubt),
-                    Outgoing(body, headers, item.delivery.key),
-                )
+            doubt = item.again or (item.line.state == LineState.INTENT and not self._route.atomic)
+            line = item.with_line(
+                id=made.letter.id or "",
+                target=made.target,
+                generation=made.generation,
+                copy=digest_of(made.body),
+                new_id=made.new_id,
+                why=MAYBE_TWICE if doubt else "",
             )
-        return ready, ended
-
-    def _target(self, letter: Letter) -> str:
-        return self._route.queue or letter.target(self._route.source.traits)
-
-    def _copy(self, item: Item) -> tuple[tuple[bytes, str] | None, str]:
-        """((body, new id), "") or (None, why not)."""
-        try:
-            letter = repaired(item.letter, self._spec.repair)
-            body, new_id = copy_of(letter), ""
-            if self._patch is not None:
-                # The same id as before a crash, so that the copy is the same message.
-                body, new_id = self._patch.apply(letter, body, item.line.new_id)
-                why = self._checks.refused_copy(body)
-                if why:
-                    return None, why
-        except ContractError as exc:
-            return None, f"patch: {exc}"
-        sent_ms = None if new_id else self._ledger.last_sent_ms
-        why = self._route.refuses(item.line.target, item.letter, body, sent_ms, self._clock.epoch_ms())
-        return (None, why) if why else ((body, new_id), "")
-
-    # -- sending
+            headers = {**item.delivery.headers, **self._headers}
+            ready.append((line, Outgoing(made.body, headers, item.delivery.key)))
+        self._ledger.record_skipped(self._job, _lines(skipped))
+        return ready, left
 
     def _deliver(self, queue: str, pairs: Sequence[Ready]) -> list[Delivery]:
         try:
@@ -182,56 +129,50 @@ class Sender:
     def _moved(self, pairs: Sequence[Ready], lapsed: Sequence[Delivery]) -> list[Delivery]:
         gone = {id(delivery) for delivery in lapsed}
         moved = [item for item, _ in pairs if id(item.delivery) not in gone]
-        self.breaker.succeeded(len(moved))
-        self._mark(moved, LineState.ACKED)
+        self._breaker.succeeded(len(moved))
+        self._ledger.record_acked(self._job, _lines(moved))
         if gone and self._route.atomic:
             late = [item.with_line(why="") for item, _ in pairs if id(item.delivery) in gone]
-            self._mark(late, LineState.PLANNED)
-        # Elsewhere a lapsed one may have been copied or not: its intent stands, and it will come again.
+            self._ledger.record_unsent(self._job, _lines(late))
+        # Elsewhere a lapsed one may have been copied or not: its intent stands, and it is redelivered.
         return []
 
-    def _confirmed(self, items: Sequence[Item]) -> list[Delivery]:
-        self.breaker.succeeded(len(items))
-        self._mark(items, LineState.PUBLISHED)
+    def _confirmed(self, items: Sequence[MatchedLetter]) -> list[Delivery]:
+        self._breaker.succeeded(len(items))
+        self._ledger.record_published(self._job, _lines(items))
         self._settle(items)
         return []
 
-    def _settle(self, items: Sequence[Item]) -> None:
+    def _settle(self, items: Sequence[MatchedLetter]) -> None:
         if not items:
             return
         lapsed = () if self._route.log else self._route.source.ack([item.delivery for item in items])
         gone = {id(delivery) for delivery in lapsed}
-        self._mark([item for item in items if id(item.delivery) not in gone], LineState.ACKED)
+        self._ledger.record_acked(self._job, _lines([x for x in items if id(x.delivery) not in gone]))
 
     def _partly(self, pairs: Sequence[Ready], exc: PublishFailed) -> list[Delivery]:
         if exc.total != len(pairs):
             raise exc  # the indices speak of another batch: nothing is known, every intent stands
         missing = set(exc.unconfirmed)
         self._confirmed([item for at, (item, _) in enumerate(pairs) if at not in missing])
-        return self._fail([item for at, (item, _) in enumerate(pairs) if at in missing], exc)
+        doubtful = [item for at, (item, _) in enumerate(pairs) if at in missing]
+        return self._fail(doubtful, f"{UNCONFIRMED}: {exc.code}: {exc}")
 
     def _refused(self, queue: str, pairs: Sequence[Ready], exc: BrokerError) -> list[Delivery]:
         """One message the broker will never take must not stop its neighbours."""
         if len(pairs) == 1:
-            return self._fail([pairs[0][0]], exc)
+            return self._fail([pairs[0][0]], f"{exc.code}: {exc}")
         left: list[Delivery] = []
         for pair in pairs:
             left += self._deliver(queue, [pair])
         return left
 
-    def _fail(self, items: Sequence[Item], exc: ShinarError) -> list[Delivery]:
-        self.breaker.failed(len(items))
-        self._mark([item.with_line(why=f"{exc.code}: {exc}"[:300]) for item in items], LineState.FAILED)
+    def _fail(self, items: Sequence[MatchedLetter], why: str) -> list[Delivery]:
+        self._breaker.failed(len(items))
+        failed = [item.with_line(why=why[:300]) for item in items]
+        self._ledger.record_failed(self._job, _lines(failed))
         return [item.delivery for item in items]
 
-    def _mark(self, items: Sequence[Item], state: LineState | None = None) -> None:
-        changes: Mapping[str, LineState] = {} if state is None else {"state": state}
-        self._ledger.mark(self._job, [item.with_line(**changes).line for item in items])
 
-
-def copy_of(letter: Letter) -> bytes:
-    """The body as it is sent back: a message without its block, a record as the bytes it was made from."""
-    body = letter.delivery.body
-    if letter.nature is Nature.POISON:
-        return unwrap_poison(body) if letter.reason is not None else body
-    return redrive_copy(body) if letter.message is not None else body
+def _lines(items: Sequence[MatchedLetter]) -> list[Line]:
+    return [item.line for item in items]

@@ -5,7 +5,7 @@ from proton import Message, symbol
 
 from shinar.brokers.artemis.broker import OPTIONS
 from shinar.brokers.artemis.messages import decode, delayed_copy, encode
-from shinar.brokers.artemis.transport import Address, our_error
+from shinar.brokers.artemis.transport import ArtemisAddress, our_error
 from shinar.brokers.contract import Outgoing
 from shinar.errors import AccessDenied, BrokerError, BrokerFull, BrokerUnavailable, QueueMissing, Unsupported
 
@@ -64,7 +64,7 @@ def test_conditions_become_our_errors(name, kind):
 
 
 def test_an_address_does_not_show_its_password():
-    assert "pass-word" not in repr(Address(host="h", port=1, user="u", password="pass-word"))
+    assert "pass-word" not in repr(ArtemisAddress(host="h", port=1, user="u", password="pass-word"))
 
 
 def test_every_option_is_documented(pytestconfig):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shinar.brokers.kafka.offsets import Receipt, Track
+from shinar.brokers.kafka.offsets import KafkaReceipt, Track
 
 
 def taken(*offsets: int, start: int = 0, committed: int = -1001) -> Track:
@@ -59,9 +59,9 @@ def test_finishing_twice_or_late_changes_nothing():
 
 def test_a_record_that_goes_round_voids_earlier_receipts():
     track = taken(0)
-    old = Receipt(track, 0, 0, None)
+    old = KafkaReceipt(track, 0, 0, None)
     assert old.held
-    new = Receipt(track, 0, track.again(0), None)
+    new = KafkaReceipt(track, 0, track.again(0), None)
     assert not old.held
     assert new.held
     track.live = False

@@ -5,6 +5,7 @@ import pytest
 from shinar.brokers.contract import Facts, Outgoing
 from shinar.brokers.kafka.broker import OPTIONS, traits
 from shinar.brokers.kafka.client import settings, weight
+from shinar.brokers.kafka.projection import PROJECTION
 from shinar.brokers.kafka.records import delivery_of, headers_of, may_outgrow, new_record, parked, unparked
 from shinar.brokers.projection import facts_of, project
 from shinar.brokers.registry import connect, parse
@@ -49,7 +50,7 @@ class Record:
 )
 def test_the_fast_way_gives_what_the_table_says(message):
     facts = message.facts or facts_of(message.body)
-    expected = {name: str(value).encode() for name, value in project("kafka", message).headers.items()}
+    expected = {name: str(value).encode() for name, value in project(PROJECTION, message).headers.items()}
     assert dict(headers_of(facts, message.headers)) == expected
 
 

@@ -14,7 +14,7 @@ from pika import exceptions, frame, spec
 from shinar.brokers.contract import Outgoing
 from shinar.brokers.rabbitmq.broker import traits
 from shinar.brokers.rabbitmq.errors import translated
-from shinar.brokers.rabbitmq.frames import Content, Stream, Tap, properties_of
+from shinar.brokers.rabbitmq.frames import Content, FrameStream, Tap, properties_of
 from shinar.brokers.rabbitmq.headers import read_table
 from shinar.brokers.rabbitmq.properties import as_it_came, piece
 from shinar.brokers.rabbitmq.topology import delay_steps_ms
@@ -87,7 +87,7 @@ def test_any_cut_of_the_stream_gives_the_same_deliveries_in_the_same_order(messa
     for tag, (channel, properties, body) in enumerate(messages, 1):
         wire += delivery(channel, tag, properties, body, part) + heartbeat
     seen: list[object] = []
-    stream = Stream(seen.append)
+    stream = FrameStream(seen.append)
     stream.taps[1] = Tap(seen.append)
     for start in range(0, len(wire), cut):
         stream.feed(wire[start : start + cut])

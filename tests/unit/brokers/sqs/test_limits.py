@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shinar.brokers.sqs.limits import DLQ_SUFFIX, publish_delay_s, release_visibility_s
+from shinar.brokers.sqs.limits import DLQ_SUFFIX, FIFO, publish_delay_s, release_visibility_s
 from shinar.errors import ContractError, Unsupported, UsageError
 from shinar.settlement.names import dead_letter_queue
 from shinar.settlement.traits import Traits
@@ -47,4 +47,4 @@ def test_a_release_hides_up_to_twelve_hours(asked, hidden):
     [("orders", "orders-dlq"), ("orders.fifo", "orders-dlq.fifo"), ("a-b_c", "a-b_c-dlq")],
 )
 def test_dead_letter_names_have_no_dot(queue, name):
-    assert dead_letter_queue(queue, Traits(name="sqs", dlq_suffix=DLQ_SUFFIX)) == name
+    assert dead_letter_queue(queue, Traits(name="sqs", dlq_suffix=DLQ_SUFFIX, kind_suffix=FIFO)) == name

@@ -20,6 +20,7 @@ from shinar.pipeline.analysis.rates import rates
 from shinar.pipeline.analysis.stuck import stuck
 from shinar.pipeline.analysis.traces import edges, hops, traces
 from shinar.pipeline.lake.store import CORE, DEAD_LETTERS, DUPLICATES, to_spark
+from shinar.pipeline.pipeline import Pipeline
 from shinar.pipeline.typed.json_schema import load_registry
 from unit.pipeline.lakes import NOON, envelope, rows, spark
 
@@ -276,3 +277,21 @@ def test_fields_are_counted_on_after_a_flush(monkeypatch: pytest.MonkeyPatch) ->
     part = pa.RecordBatch.from_pydict({name: values * 10 for name, values in columns.items()})
     told = [row for batch in fields_module._count(iter([part] * 4)) for row in batch.to_pylist()]
     assert sum(row["seen"] for row in told if row["pointer"] == "") == 40
+
+
+def test_drift_sees_values_that_do_not_fit_their_column(tmp_path: Path) -> None:
+    """102 amounts as text from Node were no drift once: they were in quarantine."""
+    job = Pipeline(spark(), lake=str(tmp_path), job="job")
+    job.process(rows([envelope(n, data={"amount": n + 0.5}) for n in range(30)]))
+    job.process(rows([envelope(n, data={"amount": str(n)}, lang="node") for n in range(30, 33)]))
+    found = drift(job.table("messages"), rejects=job.table("typed_rejects")).collect()
+    told = {(row["finding"], row["lang"], row["pointer"]): (row["detail"], row["seen"]) for row in found}
+    assert told["type_clash", "node", "/amount"] == ("decimal in the table, string here", 3)
+    assert told["mixed_types", "node", "/amount"] == ("string where number is usual", 3)
+
+
+def test_rates_of_an_archive_go_by_creation(tmp_path: Path) -> None:
+    job = Pipeline(spark(), lake=str(tmp_path), job="job", typed=False)
+    job.process(rows([envelope(n) for n in range(3)]).drop("received_at", "verdict"))
+    (found,) = rates(*(job.table(name) for name in ("messages", "duplicates", "dead_letters"))).collect()
+    assert (found["messages"], found["hour"].hour, found["p50_ms"]) == (3, 12, None)

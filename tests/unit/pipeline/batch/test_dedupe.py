@@ -17,7 +17,8 @@ from unit.pipeline.lakes import NOON, spark
 
 def keys(folder: Path, name: str, ids: list[str], hashes: list[int]) -> Path:
     count = len(ids)
-    columns = [hashes, ids, [None] * count, [NOON] * count, [None] * count, list(range(count))]
+    nothing = [None] * count
+    columns = [hashes, ids, nothing, nothing, [NOON] * count, nothing, list(range(count))]
     path = folder / f"{name}.keys.parquet"
     arrays = [pa.array(column, field.type) for column, field in zip(columns, KEYS, strict=True)]
     pq.write_table(pa.table(arrays, schema=KEYS), path)
@@ -44,7 +45,7 @@ def found(folder: str) -> set[tuple[str, int, str]]:
 @pytest.mark.parametrize("with_history", [False, True])
 def test_against_the_plain_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_history: bool) -> None:
     """Hashes of two bits collide all the time; the driver holds seven at a time."""
-    monkeypatch.setattr(dedupe, "HELD_HASHES", 7)
+    monkeypatch.setattr(dedupe, "HASHES_IN_MEMORY", 7)
     dice = random.Random(5)
     ids = [[f"id-{dice.randrange(40)}" for _ in range(25)] for _ in range(2)]
     hashed = [[int(id[3:]) % 4 - 2 for id in part] for part in ids]

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from shinar.envelope.urn import best_match
 from shinar.errors import ConfigError
-from shinar.pipeline.batch.route import Routes, best_match, own_table
+from shinar.pipeline.batch.route import Routes, own_table
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,25 @@ import pytest
 from shinar.errors import ConfigError, StoreError
 from shinar.pipeline.batch.journal import BatchId, Manifest, keep_columns, typed_path
 from shinar.pipeline.lake import store as tables
-from shinar.pipeline.lake.store import Commit, Store, existing_store, open_store
-from shinar.pipeline.typed.types import Column, Columns
+from shinar.pipeline.lake.store import Commit, TableStore, existing_store, open_store
+from shinar.pipeline.typed.types import PayloadColumn, PayloadColumns
 
 SHAPE = pa.schema([("id", pa.string()), ("received_at", pa.timestamp("us", tz="UTC"))])
 
 
 @pytest.fixture(params=["delta", "parquet"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> TableStore:
     return open_store(tmp_path / "lake", request.param)
 
 
 def change(
-    store: Store, version: int, ids: list[str], *, app: str = "a", shape: pa.Schema = SHAPE, hour: int = 12
+    store: TableStore,
+    version: int,
+    ids: list[str],
+    *,
+    app: str = "a",
+    shape: pa.Schema = SHAPE,
+    hour: int = 12,
 ) -> Commit:
     place = store.data_dir("messages", f"try-{app}-{version}-{len(ids)}-{hour}")
     place.mkdir(parents=True)
@@ -40,20 +46,20 @@ def change(
     return Commit("messages", app, version, files, tables.packed(shape))
 
 
-def ids(store: Store) -> list[str]:
+def ids(store: TableStore) -> list[str]:
     return sorted(
         value for path in store.files("messages") for value in pq.read_table(path)["id"].to_pylist()
     )
 
 
-def test_nothing_is_visible_before_the_commit(store: Store) -> None:
+def test_nothing_is_visible_before_the_commit(store: TableStore) -> None:
     first = change(store, 0, ["x"])
     assert store.files("messages") == []
     assert store.commit(first)
     assert ids(store) == ["x"]
 
 
-def test_a_repeated_commit_is_recognised(store: Store) -> None:
+def test_a_repeated_commit_is_recognised(store: TableStore) -> None:
     first = change(store, 0, ["x"])
     assert store.commit(first)
     assert not store.commit(first)
@@ -67,7 +73,7 @@ def test_a_repeated_commit_is_recognised(store: Store) -> None:
     assert store.committed("messages", "nobody") is None
 
 
-def test_columns_are_added_and_never_changed(store: Store) -> None:
+def test_columns_are_added_and_never_changed(store: TableStore) -> None:
     store.commit(change(store, 0, ["x"]))
     wider = SHAPE.append(pa.field("amount", pa.int64()))
     store.commit(change(store, 1, ["y"], shape=wider))
@@ -79,7 +85,7 @@ def test_columns_are_added_and_never_changed(store: Store) -> None:
     assert ids(store) == ["x", "y", "z"]
 
 
-def test_a_horizon_skips_old_files_only(store: Store) -> None:
+def test_a_horizon_skips_old_files_only(store: TableStore) -> None:
     for version, hour in enumerate((1, 12, 23)):
         store.commit(change(store, version, [f"h{hour}"], hour=hour))
     noon_us = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp() * 1_000_000)
@@ -87,12 +93,12 @@ def test_a_horizon_skips_old_files_only(store: Store) -> None:
     assert sorted(found) == ["h12", "h23"]
 
 
-def test_a_batch_without_rows_adds_no_file(store: Store) -> None:
+def test_a_batch_without_rows_adds_no_file(store: TableStore) -> None:
     empty = change(store, 0, [])
     assert empty.files == ()
 
 
-def test_tables_are_listed(store: Store) -> None:
+def test_tables_are_listed(store: TableStore) -> None:
     assert store.tables() == []
     store.commit(change(store, 0, ["x"]))
     assert store.tables() == ["messages"]
@@ -103,7 +109,7 @@ def test_tables_are_listed(store: Store) -> None:
 def test_a_lake_keeps_its_format(tmp_path: Path) -> None:
     open_store(tmp_path, "parquet")
     assert type(open_store(tmp_path)).__name__ == "FolderStore"
-    with pytest.raises(ConfigError, match="holds parquet tables"):
+    with pytest.raises(ConfigError, match="has parquet tables"):
         open_store(tmp_path, "delta")
 
 
@@ -148,7 +154,7 @@ def test_rivals_that_add_columns_all_get_in(tmp_path: Path) -> None:
     assert len(store.schema("messages")) == 2 + 12
 
 
-def test_a_file_that_is_gone_is_never_committed(store: Store) -> None:
+def test_a_file_that_is_gone_is_never_committed(store: TableStore) -> None:
     store.commit(change(store, 0, ["x"]))
     second = change(store, 1, ["y"])
     (store.root / "messages" / second.files[0].path).unlink()
@@ -157,15 +163,15 @@ def test_a_file_that_is_gone_is_never_committed(store: Store) -> None:
     assert ids(store) == ["x"]
 
 
-def test_columns_of_two_batches_are_joined(store: Store) -> None:
-    def told(*columns: Column) -> Manifest:
-        packed = msgspec.Raw(msgspec.json.encode(Columns(columns)))
+def test_columns_of_two_batches_are_joined(store: TableStore) -> None:
+    def told(*columns: PayloadColumn) -> Manifest:
+        packed = msgspec.Raw(msgspec.json.encode(PayloadColumns(columns)))
         return Manifest(BatchId("job", "e", 0), (), (), {"typed/t": packed})
 
-    a, b = Column(("a",), "a", "long"), Column(("b",), "b", "string")
+    a, b = PayloadColumn(("a",), "a", "long"), PayloadColumn(("b",), "b", "string")
     keep_columns(store, told(a))
-    keep_columns(store, told(b, Column(("a",), "a", "string")))
-    found = msgspec.json.decode(typed_path(store, "typed/t").read_bytes(), type=Columns)
+    keep_columns(store, told(b, PayloadColumn(("a",), "a", "string")))
+    found = msgspec.json.decode(typed_path(store, "typed/t").read_bytes(), type=PayloadColumns)
     assert found.columns == (a, b)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shinar.clock import PinnedClock
 from shinar.pipeline.pipeline import Pipeline
-from shinar.pipeline.report.charts import Series, bars, nice, sparkline
+from shinar.pipeline.report.charts import Series, bars, duration, nice, sparkline
 from shinar.pipeline.report.write import write_report
 from unit.pipeline.lakes import NOON, envelope, rows, spark
 
@@ -86,3 +86,30 @@ def test_charts() -> None:
     assert 'aria-label="&lt;t&gt;"' in drawn
     assert sparkline([]) == ""
     assert [nice(value) for value in (0, 1, 3, 12, 99, 1001, 0.3)] == [1, 1, 5, 20, 100, 2000, 0.5]
+
+
+def test_an_archive_has_a_page_over_its_creation(tmp_path: Path) -> None:
+    """With what does not fit its typed table, masked samples, times a person reads, and a policy."""
+    job = Pipeline(spark(), lake=str(tmp_path), job="job")
+    bodies = [envelope(n, data={"amount": n}, trace="t", at=NOON + timedelta(hours=20 * n)) for n in range(3)]
+    odd = envelope(9, data={"amount": "much"}, lang="node", trace="u")
+    broken = b'{"job":"urn:x","data":{"email":"ann@example.com","phone":"0123"}'
+    job.process(rows([*bodies, odd, broken]).drop("received_at", "verdict"))
+    page = write_report(spark(), str(tmp_path), str(tmp_path / "report.html"), mask=["phone"]).read_text()
+    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\'' in page
+    assert "messages created 2026-11-15 12:00:00 to 2026-11-17 04:00:00" in page
+    assert "ann@example.com" not in page
+    assert "0123" not in page
+    assert "type_clash: long in the table, string here" in page
+    assert "an archive does not say when its messages were received" in page
+    assert "72,000,000 ms" not in page
+    assert "20 h" in page
+    assert "slow step" in page
+
+
+def test_times_are_in_units_a_person_reads() -> None:
+    shown = [duration(ms) for ms in (None, 0, 999, 1500, 90_000, 600_000, 66_895_437, 400_000_000)]
+    assert shown == ["–", "0 ms", "999 ms", "1.5 s", "90 s", "10 min", "18.6 h", "4.63 d"]
+    wide = bars(["one"], [Series("x", "--c1", [5])], title="t")
+    (width,) = re.findall(r'<rect[^>]* width="([0-9.]+)"', wide)
+    assert float(width) < 100  # a single bar is not a wall

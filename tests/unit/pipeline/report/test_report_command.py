@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shinar.cli.commands.lake.questions import moment
 from shinar.cli.main import main
-from shinar.cli.support.lake import span_s
+from shinar.cli.support.lake import moment, span_s
 from shinar.errors import ConfigError
 from shinar.pipeline.pipeline import Pipeline
 from unit.pipeline.lakes import NOON, envelope, rows, spark, table
@@ -84,7 +83,7 @@ def test_status_adds_up(lake: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "text"),
     [
         (["pipeline", "status"], "--lake"),
-        (["pipeline", "status", "--lake", "/nowhere"], "holds no Shinar tables"),
+        (["pipeline", "status", "--lake", "/nowhere"], "has no Shinar tables"),
         (["pipeline", "run", "--lake", "x"], "--from URL"),
         (["pipeline", "run", "none.toml"], "none.toml"),
         (["traces"], "--lake"),
@@ -139,7 +138,7 @@ def test_spans_and_limits_beyond_reason(lake: str, capsys: pytest.CaptureFixture
     assert refused.value.code == 2
 
 
-def test_owed_batches_are_listed_and_tried_again(
+def test_pending_batches_are_listed_and_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(frame: object) -> None:
@@ -150,12 +149,12 @@ def test_owed_batches_are_listed_and_tried_again(
     job.process(rows([envelope(1)]))
     command = ["pipeline", "handlers", "--lake", str(tmp_path / "lake")]
     assert main(command) == 1
-    assert "owed by handler ids: job-" in capsys.readouterr().out
+    assert "pending for handler ids: job-" in capsys.readouterr().out
     assert main([*command, "--retry"]) == 2
     (tmp_path / "mended_handlers.py").write_text(
         'def register(job):\n    job.handler("*", name="ids")(lambda frame: frame.select("id"))\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main([*command, "--retry", "--job", "job", "--handlers", "mended_handlers:register"]) == 0
-    assert "no handler owes anything" in capsys.readouterr().out
+    assert "no batch is pending for a handler" in capsys.readouterr().out
     assert [row["id"] for row in table(job.store, "handled/ids")] == ["id-1"]

@@ -15,10 +15,10 @@ from shinar.envelope import build, encode
 from shinar.errors import ConfigError, StoreError
 from shinar.pipeline.rows.chunk import Chunk
 from shinar.pipeline.rows.validate import judged_batch
-from shinar.pipeline.source.archive import Piece, _lines, pieces, read_piece
+from shinar.pipeline.source.archive import ArchivePartition, _lines, plan_archive, read_archive
 from shinar.pipeline.source.filters import passing, queues_left, usable, worth_judging
 from shinar.pipeline.source.options import ArchiveOptions
-from shinar.pipeline.source.wal.segments import Attempt, Place
+from shinar.pipeline.source.wal.segments import Attempt, SegmentRef
 from unit.pipeline.fuzz import bodies as fuzzed
 
 
@@ -27,12 +27,12 @@ def options_of(path: Path, parts: int = 0, kind: str = "") -> ArchiveOptions:
 
 
 def rows_of(path: Path, parts: int = 0, kind: str = "", tests: tuple = ()) -> list[dict]:
-    found = pieces(options_of(path, parts, kind))
-    return [row for piece in found for batch in read_piece(piece, tests, True) for row in batch.to_pylist()]
+    found = plan_archive(options_of(path, parts, kind))
+    return [row for part in found for batch in read_archive(part, tests, True) for row in batch.to_pylist()]
 
 
 @given(st.lists(st.binary(max_size=30).filter(lambda b: b"\n" not in b), max_size=30), st.integers(1, 9))
-def test_every_line_belongs_to_exactly_one_piece(tmp_path_factory, lines: list[bytes], parts: int):
+def test_every_line_belongs_to_exactly_one_partition(tmp_path_factory, lines: list[bytes], parts: int):
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
     path.write_bytes(b"\n".join(lines))
     size = path.stat().st_size
@@ -40,7 +40,7 @@ def test_every_line_belongs_to_exactly_one_piece(tmp_path_factory, lines: list[b
     found = [
         line
         for start in range(0, size, step)
-        for _, some in _lines(Piece(str(path), "jsonl", start, min(start + step, size)))
+        for _, some in _lines(ArchivePartition(str(path), "jsonl", start, min(start + step, size)))
         for line in some
     ]
     assert found == [line.rstrip(b"\r") for line in lines if line.rstrip(b"\r")]
@@ -74,7 +74,7 @@ def test_parquet_row_groups_are_divided(tmp_path: Path):
     column = list(fuzzed(500, 3))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"body": pa.array(column, pa.binary())}), path, row_group_size=100)
-    assert len(pieces(options_of(path, parts=5))) >= 5
+    assert len(plan_archive(options_of(path, parts=5))) >= 5
     rows = rows_of(path, parts=5)
     assert [row["body"] for row in rows] == column
     assert rows[-1]["position"] == f"{path}#{len(column) - 1}"
@@ -85,7 +85,7 @@ def test_parquet_row_groups_are_divided(tmp_path: Path):
     [
         ("a.xyz", b"x", ConfigError, "archiveFormat"),
         ("a.export.jsonl", b'{"job":"a"}', StoreError, "exactly one of body"),
-        ("a.export.jsonl", b"x", StoreError, "no export record"),
+        ("a.export.jsonl", b"x", StoreError, "not an export record"),
     ],
 )
 def test_what_is_no_archive_is_refused(tmp_path: Path, name: str, content: bytes, error: type, text: str):
@@ -102,20 +102,22 @@ def test_of_a_folder_only_the_data_is_read(tmp_path: Path):
         (tmp_path / name).write_bytes(b'{"commitInfo":{}}\n')
         if name.endswith(".parquet"):
             pq.write_table(table, tmp_path / name)
-    found = pieces(options_of(tmp_path / "t"))
-    assert {piece.path.rpartition("/")[2] for piece in found} == {"a.parquet", "b[1].parquet"}
-    assert len(pieces(options_of(tmp_path / "t" / "data" / "b[1].parquet"))) == 1
+    found = plan_archive(options_of(tmp_path / "t"))
+    assert {part.path.rpartition("/")[2] for part in found} == {"a.parquet", "b[1].parquet"}
+    assert len(plan_archive(options_of(tmp_path / "t" / "data" / "b[1].parquet"))) == 1
     landing = tmp_path / "landing" / "epoch"
-    for name in ("begun", "committed", "attempts/1-0-x.arrow", "gone/batch-1/part-0000.arrow", "owed/lock"):
+    beside = ("begun", "committed", "redelivery/1-0/unsettled")
+    for name in (*beside, "attempts/1-0-x.arrow", "gone/batch-1/part-0000.arrow"):
         (landing / name).parent.mkdir(parents=True, exist_ok=True)
         (landing / name).write_bytes(b"")
-    Place(str(landing), 2, 0).folder.mkdir()
-    share = Attempt(Place(str(landing), 2, 0))
-    share.write(Chunk.of(judged_batch(pa.record_batch({"body": pa.array([b"{}"], pa.binary())})), None))
-    assert share.publish()
+    SegmentRef(str(landing), 2, 0).folder.mkdir()
+    attempt = Attempt(SegmentRef(str(landing), 2, 0))
+    attempt.write(Chunk(judged_batch(pa.record_batch({"body": pa.array([b"{}"], pa.binary())})), None))
+    attempt.seal()
+    assert attempt.publish()
     for path in (landing, tmp_path / "landing"):
-        (piece,) = pieces(options_of(path))
-        assert piece.path == str(share.place.segment)
+        (part,) = plan_archive(options_of(path))
+        assert part.path == str(attempt.ref.path)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_no_files_and_object_stores_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="holds no files"):
         rows_of(tmp_path)
     with pytest.raises(ConfigError, match="judged_frame"):
-        pieces(ArchiveOptions(path="s3://b/x", format="", min_partitions=0, include_headers=True))
+        plan_archive(ArchiveOptions(path="s3://b/x", format="", min_partitions=0, include_headers=True))
 
 
 # -- filters only save work

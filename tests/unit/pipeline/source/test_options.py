@@ -31,7 +31,7 @@ def test_what_is_not_said_has_a_sane_default():
     assert (options.queues, options.max_records, options.ack_mode, options.stream_id) == (
         ("orders",),
         100_000,
-        "after-freeze",
+        "after-capture",
         "default",
     )
     assert options.fail_on_data_loss
@@ -54,7 +54,7 @@ def test_spark_hands_names_over_in_lower_case():
         ("maxRecordsPerTrigger", "-1", "whole number"),
         ("maxBytesPerTrigger", "lots", "64k"),
         ("maxBytesPerTrigger", "0", "not a size"),
-        ("ackMode", "later", "neither after-freeze nor never"),
+        ("ackMode", "later", "neither after-capture nor never"),
         ("includeHeaders", "yes", "neither true nor false"),
         ("startingOffsets", "latest", "from its front"),
         ("streamId", "../x", "letters, digits"),

@@ -107,7 +107,7 @@ def test_rows_go_to_their_own_queues_with_headers_and_keys(broker, options):
     (first,), (second,) = broker.browse("p"), broker.browse("q")
     assert (first.body, dict(first.headers), first.key) == (b"{}", {"a": "b"}, b"k")
     assert (second.body, dict(second.headers), second.key) == (b"x", {}, None)
-    with pytest.raises(ConfigError, match="names no queue"):
+    with pytest.raises(ConfigError, match="does not name a queue"):
         publish_rows(batches(body=[b"{}"], queue=[None]), anywhere, HERE)
 
 

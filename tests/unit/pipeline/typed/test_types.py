@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shinar.errors import ConfigError
-from shinar.pipeline.typed.columns import Block, Reader
+from shinar.pipeline.typed.columns import PayloadBlock, PayloadReader
 from shinar.pipeline.typed.json_schema import load_registry
 from shinar.pipeline.typed.types import (
     MAX_COLUMNS,
-    Columns,
+    PayloadColumns,
     as_text,
     coerce,
     decide,
@@ -25,8 +25,8 @@ from shinar.pipeline.typed.types import (
 )
 
 
-def learn(*payloads: str) -> Columns:
-    return Columns().with_new(decide_all(Block([decode(text) for text in payloads], None).seen))
+def learn(*payloads: str) -> PayloadColumns:
+    return PayloadColumns().with_new(decide_all(PayloadBlock([decode(text) for text in payloads], None).seen))
 
 
 def kinds(*payloads: str) -> dict[str, str]:
@@ -61,15 +61,15 @@ def test_the_majority_of_a_first_batch_decides_and_the_rest_clash() -> None:
     texts = ['{"a":"x"}', '{"a":"y"}', '{"a":1}', '{"a":{"b":1}}']
     columns = learn(*texts)
     assert [(c.name, c.kind) for c in columns.columns] == [("a", "string")]
-    block = Block([decode(text) for text in texts], columns)
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {2: "/data/a", 3: "/data/a"}
-    assert "string in the table, long here" in block.clashes[2].reason
+    block = PayloadBlock([decode(text) for text in texts], columns)
+    assert {row: found.pointer for row, found in block.rejections.items()} == {2: "/data/a", 3: "/data/a"}
+    assert "string in the table, long here" in block.rejections[2].reason
 
 
 def test_an_object_that_turns_into_text_clashes() -> None:
     columns = learn('{"c":{"id":1}}', '{"c":{"id":2}}')
-    block = Block([decode('{"c":"x"}'), decode('{"c":null}'), decode("{}")], columns)
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {0: "/data/c"}
+    block = PayloadBlock([decode('{"c":"x"}'), decode('{"c":null}'), decode("{}")], columns)
+    assert {row: found.pointer for row, found in block.rejections.items()} == {0: "/data/c"}
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_nothing_is_rounded(kind: str, text: str, stored: object) -> None:
 @given(st.integers(-(2**70), 2**70))
 def test_integers_survive_or_clash(value: int) -> None:
     columns = learn('{"v":1}')
-    block = Block([decode(json.dumps({"v": value}))], columns)
-    assert (block.arrays["v"].to_pylist() == [value]) != (0 in block.clashes)
+    block = PayloadBlock([decode(json.dumps({"v": value}))], columns)
+    assert (block.arrays["v"].to_pylist() == [value]) != (0 in block.rejections)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**15), max_value=10**15))
 def test_fractions_survive(value: Decimal) -> None:
     columns = learn('{"v":1.5}')
     text = format(value, "f")
-    block = Block([decode(f'{{"v":{text}}}')], columns)
+    block = PayloadBlock([decode(f'{{"v":{text}}}')], columns)
     assert block.arrays["v"].to_pylist() == [value]
 
 
@@ -137,9 +137,13 @@ PAYLOADS = st.dictionaries(
 def test_the_quick_way_gives_what_the_careful_one_gives(first: list[dict], later: list[dict]) -> None:
     columns = learn(*map(json.dumps, first))
     for texts in ([*map(json.dumps, first)], [*map(json.dumps, later)], [*map(json.dumps, first + later)]):
-        quick = Reader(columns).block(texts)
-        careful = Block([decode(text) for text in texts], columns)
-        assert (quick.clashes, quick.seen, quick.extra) == (careful.clashes, careful.seen, careful.extra)
+        quick = PayloadReader(columns).block(texts)
+        careful = PayloadBlock([decode(text) for text in texts], columns)
+        assert (quick.rejections, quick.seen, quick.extra) == (
+            careful.rejections,
+            careful.seen,
+            careful.extra,
+        )
         for column in columns.columns:
             nothing = pa.nulls(len(texts), pa.string())
             found, expected = (block.arrays.get(column.name, nothing) for block in (quick, careful))
@@ -148,7 +152,7 @@ def test_the_quick_way_gives_what_the_careful_one_gives(first: list[dict], later
 
 def test_new_fields_are_seen_and_old_ones_kept() -> None:
     columns = learn('{"a":1}')
-    block = Block([decode('{"a":1,"b":{"c":"x"}}')], columns)
+    block = PayloadBlock([decode('{"a":1,"b":{"c":"x"}}')], columns)
     grown = columns.with_new(decide_all(block.seen))
     assert [c.name for c in grown.columns] == ["a", "b__c"]
     assert columns.columns[0] is grown.columns[0]
@@ -165,7 +169,7 @@ def test_a_payload_with_ids_as_keys_does_not_grow_for_ever() -> None:
     wide = {f"k{number}": number for number in range(MAX_COLUMNS + 50)}
     columns = learn(json.dumps(wide))
     assert len(columns.columns) == MAX_COLUMNS
-    block = Block([wide], columns)
+    block = PayloadBlock([wide], columns)
     assert len(block.extra[0]) == 50
     assert not block.seen
     kept = {c.path[0] for c in columns.columns}
@@ -176,14 +180,14 @@ def test_deep_objects_stay_text() -> None:
     payload = '{"a":{"b":{"c":{"d":{"e":1.50}}}}}'
     columns = learn(payload)
     assert [(c.name, c.kind) for c in columns.columns] == [("a__b__c__d", "json")]
-    block = Block([decode(payload)], columns)
+    block = PayloadBlock([decode(payload)], columns)
     assert block.arrays["a__b__c__d"].to_pylist() == ['{"e":1.50}']
 
 
 def test_lone_surrogates_do_not_break_a_batch() -> None:
     columns = learn('{"s":"x"}')
-    block = Block([decode('{"s":"\\ud800"}'), decode('{"s":"ok"}')], columns)
-    assert set(block.clashes) == {0}
+    block = PayloadBlock([decode('{"s":"\\ud800"}'), decode('{"s":"ok"}')], columns)
+    assert set(block.rejections) == {0}
     assert as_text(["\ud800"])
 
 
@@ -259,8 +263,8 @@ def test_a_key_that_is_no_text_goes_to_extra() -> None:
     payloads = [r'{"\ud800":1,"x":2}', r'{"y":{"\udc00":1.50}}']
     columns = learn(*payloads)
     assert [column.name for column in columns.columns] == ["x"]
-    block = Reader(columns).block(payloads)
-    assert (block.clashes, block.seen) == ({}, {})
+    block = PayloadReader(columns).block(payloads)
+    assert (block.rejections, block.seen) == ({}, {})
     assert {row: as_text(extra) for row, extra in block.extra.items()} == {
         0: r'{"/\ud800":1}',
         1: r'{"/y/\udc00":1.50}',
@@ -280,7 +284,9 @@ def test_numbers_beside_half_a_surrogate_stay_numbers() -> None:
 def test_empty_lists_and_maps_stand_for_each_other() -> None:
     """PHP writes an empty map as []."""
     columns = learn('{"o":{"a":1},"l":[1]}')
-    block = Reader(columns).block(['{"o":[],"l":{}}', '{"o":[1],"l":[2]}', '{"o":{"a":3},"l":{"k":1}}'])
-    assert {row: clash.pointer for row, clash in block.clashes.items()} == {1: "/data/o", 2: "/data/l"}
+    block = PayloadReader(columns).block(
+        ['{"o":[],"l":{}}', '{"o":[1],"l":[2]}', '{"o":{"a":3},"l":{"k":1}}']
+    )
+    assert {row: found.pointer for row, found in block.rejections.items()} == {1: "/data/o", 2: "/data/l"}
     assert block.arrays["o__a"].to_pylist() == [None, None, 3]
     assert block.arrays["l"].to_pylist()[:2] == [[], [2]]

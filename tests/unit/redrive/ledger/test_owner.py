@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from redrive_letters import plant
+from redrive_letters import change_job, plant
 from shinar.brokers import connect
 from shinar.clock import PinnedClock
 from shinar.errors import Unsupported, UsageError
 from shinar.redrive import JobState, Ledger, Redrive, Spec
-from shinar.redrive.job import CHECK_EVERY_S
 from shinar.redrive.ledger.ledger import STALE_MS
 from shinar.redrive.ledger.owner import lives, this_process
 from shinar.redrive.send.rate import in_hand
+from shinar.redrive.send.watch import CHECK_EVERY_S
 
 START_S = 1_763_172_600.0
 
@@ -49,10 +49,9 @@ class Watched(Ledger):
 
     seen: list[int]
 
-    def change(self, job_id: str, **values: object) -> None:
-        if "seen_ms" in values:
-            self.seen.append(int(str(values["seen_ms"])))
-        super().change(job_id, **values)
+    def show_life(self, job_id: str) -> None:
+        self.seen.append(self.clock.epoch_ms())
+        super().show_life(job_id)
 
 
 def test_signs_of_life_while_it_waits(url: str, clock: PinnedClock, tmp_path: Path) -> None:
@@ -87,8 +86,7 @@ def test_a_stop_is_heard_within_a_batch(url: str, clock: PinnedClock, ledger: Le
         if len(done) == 3:
             redrive.stop()
 
-    redrive.progress = progress
-    receipt = redrive.run()
+    receipt = redrive.run(progress=progress)
     assert (receipt.state, receipt.published, receipt.left) == (JobState.PAUSED, 3, 17)
     again = Redrive(url, Spec(rate_per_s=2), ledger=ledger, clock=clock).resume(receipt.job)
     assert (again.published, again.adds_up) == (20, True)
@@ -98,7 +96,7 @@ def test_a_live_process_of_this_host_keeps_its_job(url: str, clock: PinnedClock,
     job, _ = Redrive(url, ledger=ledger, clock=clock).prepare()
     other = f"{socket.gethostname()}:{os.getppid()}"
     clock.sleep(10 * 365 * 86_400)  # the ledger's time: the parent is older than that sign of life
-    ledger.change(job.id, state=JobState.RUNNING, runner=other, seen_ms=clock.epoch_ms())
+    change_job(ledger, job.id, state=JobState.RUNNING, runner=other, seen_ms=clock.epoch_ms())
     clock.sleep(2 * STALE_MS / 1000)
     assert ledger.alive(ledger.job(job.id))
     with pytest.raises(UsageError, match="is being run by"):
@@ -115,7 +113,7 @@ def test_of_two_that_come_at_once_one_gets_it(
 ) -> None:
     job, _ = Redrive(url, ledger=ledger, clock=clock).prepare()
     before = ledger.job(job.id)
-    ledger.change(job.id, state=JobState.RUNNING, runner="elsewhere:1", seen_ms=clock.epoch_ms())
+    change_job(ledger, job.id, state=JobState.RUNNING, runner="elsewhere:1", seen_ms=clock.epoch_ms())
     monkeypatch.setattr(ledger, "job", lambda _: before)  # read before the other one wrote
     with pytest.raises(UsageError, match="taken by another"):
         ledger.take_over(job)
@@ -129,10 +127,8 @@ def test_a_wait_for_leases_is_told(clock: PinnedClock, ledger: Ledger, tmp_path:
     plant(dead, "orders.dlq", "orders", 3)
     job, _ = Redrive(place, ledger=ledger, clock=clock).prepare()
     assert len(dead.reserve("orders.dlq", 1, 0)) == 1  # and never settled
-    redrive = Redrive(place, ledger=ledger, clock=clock)
     waits: list[float] = []
-    redrive.waits = waits.append
-    receipt = redrive.resume(job.id)
+    receipt = Redrive(place, ledger=ledger, clock=clock).resume(job.id, waits=waits.append)
     dead.close()
     assert (receipt.published, len(waits)) == (3, 1)
     assert waits[0] > 10

@@ -6,8 +6,9 @@ import random
 
 from redrive_letters import body
 from shinar.brokers import Delivery
-from shinar.redrive import Letter, Summary, read, sparkline, summarise
-from shinar.redrive.letters.summary import MOST_GROUPS, OTHER, Times
+from shinar.redrive import Letter, Summary, summarise
+from shinar.redrive.letters.letter import read
+from shinar.redrive.letters.summary import MOST_GROUPS, OTHER, Times, sparkline
 from shinar.settlement import Traits
 
 TRAITS = Traits(name="test")

@@ -62,8 +62,7 @@ def _run(url: str, folder: Path, share: int) -> tuple[Receipt, str]:
     plant(broker, "orders.dlq", "orders", 1200)
     ledger = Ledger(folder / "ledger.db")
     redrive = Redrive(url, Spec(max_failure_ratio=0.3), ledger=ledger)
-    redrive.progress = lambda _: _dies_again(broker, share)
-    receipt = redrive.run()
+    receipt = redrive.run(progress=lambda _: _dies_again(broker, share))
     note = ledger.job(receipt.job).note
     ledger.close()
     broker.close()
@@ -73,7 +72,7 @@ def _run(url: str, folder: Path, share: int) -> tuple[Receipt, str]:
 #: One hands messages back to their place, the other is turned.
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("shinar.redrive.job.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("shinar.redrive.send.watch.CHECK_EVERY_S", 0.0)
     if request.param == "memory":
         return f"memory://{tmp_path.name}/orders.dlq"
     return f"sqlite://{tmp_path}/q.db?queue=orders.dlq"

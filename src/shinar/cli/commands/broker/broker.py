@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from shinar.cli.commands.broker import tables
+from shinar.cli.support.embedded import connected, queue_exists
 from shinar.cli.support.output import add_output, colours, emit, settings_of, with_token
 from shinar.cli.support.parser import some_seconds
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError, QueueMissing
+from shinar.printable import printable
 
 DEFAULT_URL: Final = "phpmq://127.0.0.1:9100"
 #: Characters of a body shown on one line.
@@ -42,8 +45,8 @@ def register(commands: Any) -> None:
     from shinar.cli.commands.broker.serve import register as register_serve
 
     register_serve(actions)
-    _online(actions, "status", "the server's figures", _status)
-    _online(actions, "queues", "every queue with its figures", _queues)
+    _online(actions, "status", "the server's metrics", _status)
+    _online(actions, "queues", "every queue with its metrics", _queues)
     show = _online(actions, "show", "the first messages of a queue", _show)
     show.add_argument("--limit", type=_count, default=10, help="how many (default 10)")
     search = _online(actions, "search", "messages of a queue that contain a text", _search)
@@ -54,7 +57,7 @@ def register(commands: Any) -> None:
     move = _online(actions, "move", "move ready messages to the end of another queue", _move)
     move.add_argument("target", help="name of the other queue")
     move.add_argument("--limit", type=_count, default=0, help="at most this many (default all)")
-    monitor = _online(actions, "monitor", "live figures in the terminal", _monitor)
+    monitor = _online(actions, "monitor", "live metrics in the terminal", _monitor)
     monitor.add_argument("--interval-s", type=some_seconds, default=1.0)
     monitor.add_argument("--rounds", type=_count, default=0, help="stop after this many (default: Ctrl-C)")
     backup = _offline(actions, "backup", "a consistent copy, while the server runs", _backup)
@@ -99,20 +102,18 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         emit(status)
     else:
-        for name, value in status.items():
-            plain = isinstance(value, bool) or not isinstance(value, int)
-            print(f"{name:<16} {value}" if plain else f"{name:<16} {value:,}")
+        print("\n".join(tables.status_lines(status)))
     return 0
 
 
 def _queues(args: argparse.Namespace) -> int:
     with _client(args) as (client, _):
-        rows = _figures(client)
+        rows = _metrics(client)
     if args.json:
         for row in rows:
             emit(row)
     else:
-        print("\n".join(_table(rows, None)))
+        print("\n".join(tables.queues_table(rows)))
     return 0
 
 
@@ -122,7 +123,7 @@ def _show(args: argparse.Namespace) -> int:
         for delivery in broker.browse(queue, args.limit):
             _print_message(args, delivery)
             shown += 1
-    return 0 if shown else _nothing(args, f"{queue} is empty")
+    return 0 if shown else _nothing(args, f"{queue} has no messages that are ready")
 
 
 def _search(args: argparse.Namespace) -> int:
@@ -136,7 +137,7 @@ def _search(args: argparse.Namespace) -> int:
                 found += 1
                 if found == args.limit:
                     break
-    return 0 if found else _nothing(args, f"nothing in {queue} contains that text")
+    return 0 if found else _nothing(args, f"no ready message of {queue} contains that text")
 
 
 def _flush(args: argparse.Namespace) -> int:
@@ -147,7 +148,7 @@ def _flush(args: argparse.Namespace) -> int:
         if not args.yes:
             depth = client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply])
             if not depth:
-                raise QueueMissing("no such queue", broker="phpmq", queue=queue)
+                raise _missing(queue)
             count = depth[0].ready + depth[0].delayed
             print(f"would delete {count:,} messages of {queue}; add --yes to do it", file=sys.stderr)
             return 1
@@ -172,34 +173,30 @@ def _monitor(args: argparse.Namespace) -> int:
     before: dict[str, dict[str, Any]] | None = None
     rounds = 0
     with _client(args) as (client, _):
+        looked_s = SYSTEM.monotonic_s()
         while True:
-            rows = _figures(client)
+            rows = _metrics(client)
+            elapsed_s, looked_s = SYSTEM.monotonic_s() - looked_s, SYSTEM.monotonic_s()
             if args.json:
                 for row in rows:
                     emit(row)
                 sys.stdout.flush()
             else:
                 status = client.call(ext.Status(client.tag()), dict[str, Any])
-                _draw(rows, before, status, args.interval_s)
+                _draw(tables.monitor_table(rows, before, elapsed_s), status)
             before = {row["queue"]: row for row in rows}
             rounds += 1
             if rounds == args.rounds:
                 return 0
-            time.sleep(args.interval_s)
+            SYSTEM.sleep(args.interval_s)
 
 
-def _draw(
-    rows: list[dict[str, Any]],
-    before: dict[str, dict[str, Any]] | None,
-    status: dict[str, Any],
-    interval_s: float,
-) -> None:
+def _draw(lines: list[str], status: dict[str, Any]) -> None:
     clear = "\x1b[H\x1b[2J" if colours() else ""
     head = (
-        f"{status['server']}  up {status['uptime_s']:,.0f} s  clients {status['connections']}  "
-        f"store {status['store_bytes'] / 2**20:,.1f} MiB  free {status['free_bytes'] / 2**30:,.1f} GiB"
+        f"{status['server']}  up {tables.age(status['uptime_s'])}  clients {status['connections']:,}  "
+        f"store {tables.byte_size(status['store_bytes'])}  free {tables.byte_size(status['free_bytes'])}"
     )
-    lines = _table(rows, before, interval_s)
     print(f"{clear}{head}\n\n" + "\n".join(lines), flush=True)
 
 
@@ -234,81 +231,52 @@ def _fsck(args: argparse.Namespace) -> int:
 # -- shared
 
 
-@contextmanager
-def _client(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
-    """A client of the extension and the queue in the URL, "" when it names none."""
+def _embedded(args: argparse.Namespace) -> Any:
+    """The URL of the embedded broker to talk to, with its token."""
     from shinar.brokers import parse
-    from shinar.brokers.phpmq import SCHEMES, address
-    from shinar.phpmq.client import Client
+    from shinar.brokers.phpmq import SCHEMES
 
     settings = settings_of(args)
     url = with_token(parse(args.url or settings["url"] or DEFAULT_URL), settings)
     if url.scheme not in SCHEMES:
         raise ConfigError(f"{url.scheme}:// is not the embedded broker; give a phpmq:// URL", setting="url")
-    client = Client(address(url), name="shinar broker")
-    try:
+    return url
+
+
+@contextmanager
+def _client(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
+    """A client of the extension and the queue in the URL, "" when it names none."""
+    url = _embedded(args)
+    with connected(url) as client:
         yield client, url.queue
-    finally:
-        client.close()
 
 
 @contextmanager
 def _broker(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
-    from shinar.brokers import connect, parse
+    """The broker to browse, and the queue in the URL, which exists."""
+    from shinar.brokers import connect
 
-    url = with_token(parse(args.url), settings_of(args))
+    url = _embedded(args)
+    queue = _named(url.queue)
+    if not queue_exists(url, queue):
+        raise _missing(queue)
     broker = connect(url)
     try:
-        yield broker, _named(url.queue)
+        yield broker, queue
     finally:
         broker.close()
 
 
-def say_missing(url: Any, queue: str) -> None:
-    """An empty queue and a slip in its name look the same to a reader; the embedded broker can tell."""
-    from shinar.brokers.phpmq import SCHEMES, address
-    from shinar.phpmq.client import Client
+def _missing(queue: str) -> QueueMissing:
+    return QueueMissing("no such queue; `shinar broker queues` lists them", broker="phpmq", queue=queue)
+
+
+def _metrics(client: Any) -> list[dict[str, Any]]:
     from shinar.phpmq.protocol import extension as ext
 
-    if url.scheme not in SCHEMES:
-        return
-    client = Client(address(url), name="shinar")
-    try:
-        found = client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply])
-    finally:
-        client.close()
-    if not found:
-        print(f"note: there is no queue {queue!r} (yet); see `shinar broker queues`", file=sys.stderr)
-
-
-def _figures(client: Any) -> list[dict[str, Any]]:
-    from shinar.phpmq.protocol import extension as ext
-
-    now_ms = time.time_ns() // 1_000_000
-    rows = []
-    for one in client.call(ext.Queues(client.tag()), list[ext.QueueFigures]):
-        row = {name: getattr(one, name) for name in one.__struct_fields__[1:-1]}
-        age_s = max(0.0, (now_ms - one.oldest_ms) / 1000) if one.oldest_ms else None
-        rows.append({"queue": one.name, **row, "oldest_age_s": age_s})
-    return rows
-
-
-def _table(
-    rows: list[dict[str, Any]], before: dict[str, dict[str, Any]] | None, interval_s: float = 1.0
-) -> list[str]:
-    names = ["ready", "reserved", "delayed", "consumers", "published", "acked", "expired", "dead"]
-    width = max([len(row["queue"]) for row in rows] + [5])
-    head = f"{'queue':<{width}}" + "".join(f"{name:>11}" for name in names) + f"{'oldest':>10}"
-    lines = [head + (f"{'in/s':>10}{'out/s':>10}" if before is not None else "")]
-    for row in rows:
-        age = "-" if row["oldest_age_s"] is None else f"{row['oldest_age_s']:,.0f} s"
-        line = f"{row['queue']:<{width}}" + "".join(f"{row[name]:>11,}" for name in names) + f"{age:>10}"
-        if before is not None:
-            old = before.get(row["queue"], row)
-            for name in ("published", "acked"):
-                line += f"{(row[name] - old[name]) / interval_s:>10,.0f}"
-        lines.append(line)
-    return lines
+    now_ms = SYSTEM.epoch_ms()
+    found = client.call(ext.Queues(client.tag()), list[ext.QueueMetrics])
+    return [tables.queue_row(one, now_ms) for one in found]
 
 
 def _print_message(args: argparse.Namespace, delivery: Any) -> None:
@@ -324,14 +292,9 @@ def _print_message(args: argparse.Namespace, delivery: Any) -> None:
             }
         )
         return
-    text = delivery.body.decode("utf-8", "backslashreplace")
-    shown = text if len(text) <= PREVIEW else text[:PREVIEW] + "…"
-    headers = "".join(f" {name}={value}" for name, value in delivery.headers.items())
-    print(f"{delivery.position} deliveries={delivery.native_count}{headers}\n  {_printable(shown)}")
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    text = delivery.body[: PREVIEW * 4].decode("utf-8", "backslashreplace")
+    headers = "".join(f" {printable(name)}={printable(value)}" for name, value in delivery.headers.items())
+    print(f"{delivery.position} deliveries={delivery.native_count}{headers}\n  {printable(text, PREVIEW)}")
 
 
 def _named(queue: str) -> str:

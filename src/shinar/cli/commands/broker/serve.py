@@ -18,7 +18,7 @@ from shinar.cli.support.output import emit
 from shinar.errors import Cancelled, ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from shinar.phpmq.server import Access, Listener, Options, Server
+    from shinar.phpmq.server import Access, Listener, MetricsListener, Options, Server
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9100"
 #: Read from the environment, never from the command line, where every user of the host could see it.
@@ -80,7 +80,7 @@ def default_data() -> Path:
 
 def run(args: argparse.Namespace) -> int:
     from shinar.phpmq.server import Server
-    from shinar.phpmq.store import Store
+    from shinar.phpmq.store import BrokerStore
 
     logging.basicConfig(
         level=logging.WARNING if args.quiet else logging.INFO,
@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.data.exists() and not args.data.is_dir():
         raise ConfigError(f"{args.data} is a file; name a folder", setting="--data")
-    _allow_files(args.max_connections + SPARE_FILES)
+    args.max_connections = _allow_files(args.max_connections)
     access = _access(args)
     listeners = _listeners(args, bool(access.tokens))
-    store = Store(
+    store = BrokerStore(
         args.data,
         durability=args.durability,
         archive=args.archive,
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     )
     server = Server(
         store, listeners, options=_options(args), access=access,
-        metrics=_host_port(args.metrics, "--metrics") if args.metrics else None,
+        metrics=_metrics(args, bool(access.tokens)),
     )  # fmt: skip
     stopped_by = asyncio.run(_serve(server, args))
     if stopped_by == signal.SIGINT:
@@ -131,12 +131,20 @@ async def _serve(server: Server, args: argparse.Namespace) -> int:
     return stopping.result()
 
 
-def _allow_files(count: int) -> None:
-    """As many open files as there may be connections, as far as the system lets us."""
+def _allow_files(count: int) -> int:
+    """Raise the limit on open files as far as the system lets us; how many connections it leaves room for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    wanted = count + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return count
+    room = max(1, soft - min(SPARE_FILES, soft // 2))
+    logging.getLogger("shinar.phpmq").warning(
+        "the system allows %d open files: at most %d connections are served, not %d", soft, room, count
+    )
+    return room
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -195,6 +203,23 @@ def _listeners(args: argparse.Namespace, tokens: bool) -> tuple[Listener, ...]:
         place, words = _split(text, "--unix", args.dispatch_form)
         found.append(Listener(unix=Path(place), dispatch_form=words["form"]))
     return tuple(found)
+
+
+def _metrics(args: argparse.Namespace, tokens: bool) -> MetricsListener | None:
+    """On a public address the metrics, which name every queue, require a token too."""
+    from shinar.phpmq.server import MetricsListener
+
+    if not args.metrics:
+        return None
+    host, port = _host_port(args.metrics, "--metrics")
+    public = not _loopback(host)
+    if public and not (tokens or args.force):
+        raise ConfigError(
+            "anybody who reaches this address could read the names and sizes of all queues: add a token, or "
+            "--force if the network is trusted",
+            setting=f"--metrics {args.metrics}",
+        )
+    return MetricsListener(host=host, port=port, token=public and tokens)
 
 
 def _split(text: str, flag: str, form: str) -> tuple[str, dict[str, Any]]:

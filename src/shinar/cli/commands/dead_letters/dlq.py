@@ -19,8 +19,8 @@ EXAMPLES: Final = f"""examples:
   shinar dlq summary --lake lake --new-since 2026-11-15T02:00
 
 {WHERE_HELP}
-Nothing is consumed. SQS and RabbitMQ cannot be browsed: with --reserve every message is reserved, read and
-released again, which counts as a delivery.
+Nothing is consumed. Some brokers cannot be browsed (tail says so): with --reserve every message is reserved,
+read and released again, which counts as a delivery.
 """
 #: view -> module with run(args)
 VIEWS: Final = {

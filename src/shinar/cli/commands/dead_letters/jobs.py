@@ -50,18 +50,14 @@ def show_status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -
 
 
 def cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
-    from shinar.redrive import JobState, LineState
+    from shinar.redrive import JobState
 
     job = ledger.job(args.id)
     if job.state == JobState.DONE:
         raise ConfigError(
             f"redrive {job.id} is done and cannot be cancelled; undo-plan lists what was sent", setting="id"
         )
-    running = job.state == JobState.RUNNING and ledger.alive(job)
-    ledger.change(job.id, state=JobState.CANCELLED, note="cancelled")
-    if not running:
-        ledger.close_open(job.id, LineState.SKIPPED, "cancelled", LineState.PLANNED)
-    elif not args.quiet:
+    if ledger.cancel(job.id) and not args.quiet:
         print("the process that runs it stops after the current batch", file=sys.stderr)
     return show_status(args, _settings, ledger) and 0
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from shinar.cli.support.dead_letters import (
     WHERE_HELP,
     add_choice,
-    load_object,
     note,
     plural,
     positive,
-    say_unseen,
 )
+from shinar.cli.support.embedded import say_missing
 from shinar.cli.support.output import (
     MASK,
     Progress,
@@ -25,8 +24,9 @@ from shinar.cli.support.output import (
     emit,
     settings_of,
 )
-from shinar.cli.support.redrive_job import redrive_of, source, source_of, spec_of, with_queue
+from shinar.cli.support.redrive_job import redrive_of, source, source_of, spec_of
 from shinar.cli.support.redrive_text import print_plan, print_receipt
+from shinar.cli.support.user_code import load_object
 from shinar.errors import Cancelled, ConfigError
 from shinar.printable import printable
 
@@ -130,6 +130,11 @@ def _add_limits(group: Any) -> None:
     group.add_argument(
         "--repair", choices=REPAIRS, default="", help='send PHP\'s dead letters with "data":[] as "data":{}'
     )
+    group.add_argument(
+        "--any-target",
+        action="store_true",
+        help="send also to a queue that a dead letter names and the name of its dead-letter queue does not",
+    )
     group.add_argument("--include-version", action="store_true", help="send unsupported schema versions too")
     group.add_argument(
         "--include-invalid", action="store_true", help="send payloads too that the schema refuses"
@@ -192,17 +197,15 @@ def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
         try:
             _confirm(plan.sendable)
         except (Cancelled, KeyboardInterrupt):
-            ledger.change(job.id, state="cancelled", note="not confirmed")
-            ledger.close_open(job.id, "skipped", "cancelled", "planned")  # type: ignore[arg-type]  # texts
+            ledger.cancel(job.id, "not confirmed")
             raise
     return _run(args, redrive, job, plan.sendable)
 
 
 def _run(args: argparse.Namespace, redrive: Redrive, job: Job | None, total: int | None) -> int:
     progress = Progress("redrive", total, quiet=args.quiet)
-    redrive.progress = progress.add
     with Stopper(redrive.stop, quiet=args.quiet) as stopper:
-        receipt = redrive.run(job) if job is not None else redrive.run()
+        receipt = redrive.run(job, progress=progress.add)
     progress.done()
     return _hand_over(args, redrive.ledger, receipt, stopper)
 
@@ -259,21 +262,12 @@ def _rehearse(args: argparse.Namespace, redrive: Redrive) -> int:
 
 
 def _say_missing(args: argparse.Namespace, redrive: Redrive, plan: Plan) -> None:
-    from shinar.brokers import connect
-    from shinar.cli.commands.broker.broker import say_missing
-
-    if args.quiet or args.lake:
+    if args.quiet:
         return
     if skipped := redrive.where_skipped:
         note(f"--where raised an error for {plural(skipped, 'dead letter')}; they were left out")
     if not plan.looked:
         say_missing(redrive.url, redrive.queue)
-    if plan.complete and redrive.traits.browse:
-        broker = connect(redrive.url)
-        try:
-            say_unseen(args, broker, redrive.queue, plan.looked)
-        finally:
-            broker.close()
 
 
 def _say_side_effect(args: argparse.Namespace, redrive: Redrive) -> None:
@@ -286,24 +280,26 @@ def _say_side_effect(args: argparse.Namespace, redrive: Redrive) -> None:
 def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
     import msgspec
 
+    from shinar.brokers import parse
     from shinar.redrive import Spec
+    from shinar.redrive.model import endpoint
 
     job = ledger.job(args.id)
     url, lake = source_of(args, settings, job)
     spec = msgspec.json.decode(job.spec, type=Spec)
-    if job.target != with_queue(url, spec.to_queue).masked:
+    if endpoint(parse(job.target)) != endpoint(url):
         args.to = args.to or job.target
         if MASK in args.to:
             why = "the ledger keeps no passwords or tokens; give the target again"
             raise ConfigError(f"{why}: --to {job.target}", setting="--to")
     args.patch = args.patch or spec.patch
+    if MASK not in spec.skip_succeeded:
+        args.skip_succeeded = args.skip_succeeded or spec.skip_succeeded
     redrive = redrive_of(args, settings, ledger, (url, job.queue, lake), spec)
     progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
-    redrive.progress = progress.add
-    if not args.quiet:
-        redrive.waits = _say_wait
+    waits = (lambda _: None) if args.quiet else _say_wait
     with Stopper(redrive.stop, quiet=args.quiet) as stopper:
-        receipt = redrive.resume(job.id)
+        receipt = redrive.resume(job.id, progress=progress.add, waits=waits)
     progress.done()
     return _hand_over(args, redrive.ledger, receipt, stopper)
 

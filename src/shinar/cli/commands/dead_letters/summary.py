@@ -21,6 +21,7 @@ from shinar.cli.support.dead_letters import (
     since_ms,
     total,
 )
+from shinar.cli.support.embedded import say_missing
 from shinar.cli.support.output import Progress, address, emit, settings_of, time_text
 from shinar.errors import ConfigError, MissingExtra
 from shinar.printable import printable
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if from_lake(args):
         found = _of_lake(args)
     else:
-        from shinar.redrive import Chosen, letters, summarise
+        from shinar.redrive import Chosen, read_letters, summarise
         from shinar.redrive.ledger.sent_back import SentBack
         from shinar.redrive.letters.read import deliveries
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             with _ledger(args) as ledger:
                 sent = SentBack(address(args, settings_of(args))[0], queue, broker.traits, ledger)
                 if spark is None:
-                    seen = _counted(letters(broker, queue, reserve=args.reserve), progress)
+                    seen = _counted(read_letters(broker, queue, reserve=args.reserve), progress)
                     picked = (letter for letter in seen if chosen(letter))
                     told = ledger.generations if ledger is not None else None
                     found = summarise(sent.others(picked, lambda letter: letter.delivery), None, told)
@@ -64,8 +65,6 @@ def run(args: argparse.Namespace) -> int:
             say_skipped(args, chosen)
             say_unseen(args, broker, queue, progress.count)
         if not found.total and not args.quiet:
-            from shinar.cli.commands.broker.broker import say_missing
-
             say_missing(*address(args, settings_of(args)))
     rows = found.rows(since_ms(args.new_since))[: args.limit]
     if args.json:
@@ -147,7 +146,7 @@ def _counted(found: Iterator[Any], progress: Progress) -> Iterator[Any]:
 
 
 def _print(summary: Summary, rows: list[dict[str, Any]]) -> None:
-    from shinar.redrive import sparkline
+    from shinar.redrive.letters.summary import sparkline
 
     kinds = len(summary.groups)
     if not kinds:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.support.lake import lake_store, print_table, span_s, spark_session
+from shinar.cli.support.job import config_of, handlers_of, job_of
+from shinar.cli.support.lake import add_spark, lake_store, one_sentence, print_table, span_s, spark_session
 from shinar.cli.support.output import Stopper, add_output, add_settings, emit, settings_of
+from shinar.clock import SYSTEM
 from shinar.errors import ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
-    from shinar.cli.support.settings import Settings
+    from shinar.brokers.contract import Broker
+    from shinar.observe import Metrics
     from shinar.pipeline.batch.journal import Manifest
-    from shinar.pipeline.pipeline import Pipeline, Summary
+    from shinar.pipeline.config import PipelineConfig
+    from shinar.pipeline.maintenance import LakeStatus
+    from shinar.pipeline.run_summary import RunSummary
 
 EXAMPLES: Final = """examples:
   shinar pipeline run --from redis://localhost/orders --lake lake --once
@@ -30,7 +32,7 @@ EXAMPLES: Final = """examples:
   shinar pipeline handlers --lake lake --retry --job orders --handlers shop.jobs:register
   shinar pipeline compact --lake lake
   shinar pipeline retention --lake lake --keep 90d --yes
-job.toml holds the same names as the flags, and tables [routes], [options] and [spark]:
+job.toml has the same names as the flags, and tables [routes], [options] and [spark]:
   from = "redis://localhost"
   queue = "orders"
   lake = "lake"
@@ -38,30 +40,6 @@ job.toml holds the same names as the flags, and tables [routes], [options] and [
   [routes]
   "urn:babel:orders:*" = "orders"
 """
-
-#: Names a job file may hold, and the type of each.
-_JOB_NAMES: Final[dict[str, type]] = {
-    "from": str,
-    "from_env": str,
-    "from_file": str,
-    "archive": str,
-    "queue": str,
-    "lake": str,
-    "job": str,
-    "once": bool,
-    "interval": str,
-    "format": str,
-    "max_records": int,
-    "horizon": str,
-    "registry": str,
-    "typed": bool,
-    "checkpoint": str,
-    "handlers": str,
-    "master": str,
-    "routes": dict,
-    "options": dict,
-    "spark": dict,
-}
 
 
 def register(commands: Any) -> None:
@@ -76,7 +54,7 @@ def register(commands: Any) -> None:
     _register_run(steps)
     for name, text, run_step in (
         ("status", "what is in the tables, and what is unfinished", run_status),
-        ("handlers", "what handlers owe; tries it again with --retry", run_handlers),
+        ("handlers", "batches pending for handlers; run again with --retry", run_handlers),
         ("compact", "rewrite small files as few", run_compact),
         ("retention", "delete old rows, then files no table names", run_retention),
     ):
@@ -85,13 +63,13 @@ def register(commands: Any) -> None:
         add_output(step)
         if name == "handlers":
             step.add_argument(
-                "--retry", action="store_true", help="run the owed batches again, parked ones too"
+                "--retry", action="store_true", help="run the pending batches again, parked ones too"
             )
             step.add_argument("--job", help="name of the job that has the handlers")
             step.add_argument(
                 "--handlers", metavar="MODULE:FUNCTION", help="called with the Pipeline, as by run"
             )
-            step.add_argument("--master", help="Spark master (default local[*])")
+            add_spark(step)
         elif name != "status":
             step.add_argument("--table", action="append", default=[], help="only this table; may be repeated")
         if name == "retention":
@@ -106,8 +84,8 @@ def _register_run(steps: Any) -> None:
     )
     run.add_argument("file", nargs="?", help="job.toml; flags win over it")
     run.add_argument("--from", dest="from", metavar="URL", help="broker URL (or SHINAR_URL)")
-    run.add_argument("--from-env", metavar="NAME", help="environment variable that holds the URL")
-    run.add_argument("--from-file", metavar="FILE", help="file that holds the URL")
+    run.add_argument("--from-env", metavar="NAME", help="environment variable that has the URL")
+    run.add_argument("--from-file", metavar="FILE", help="file that has the URL")
     run.add_argument("--archive", metavar="PATH", help="read an archive of bodies instead of a queue")
     run.add_argument("--job", help="name of the job (default: the queue)")
     run.add_argument("--once", action="store_true", default=None, help="stop when the queue is drained")
@@ -120,9 +98,15 @@ def _register_run(steps: Any) -> None:
     run.add_argument("--no-typed", dest="typed", action="store_false", default=None, help="no typed tables")
     run.add_argument("--checkpoint", help="folder of the stream's progress (default: inside the lake)")
     run.add_argument(
+        "--after-restore",
+        choices=["fail", "replay", "accept"],
+        help="when lake and checkpoint are of different times: stop (default), read again what the broker "
+        "still has, or go on without the missing messages",
+    )
+    run.add_argument(
         "--handlers", metavar="MODULE:FUNCTION", help="called with the Pipeline before it starts"
     )
-    run.add_argument("--master", help="Spark master (default local[*])")
+    add_spark(run)
     add_settings(run, "queue", "lake", "registry", "metrics_port")
     add_output(run)
     run.set_defaults(run=run_job)
@@ -130,14 +114,33 @@ def _register_run(steps: Any) -> None:
 
 def run_job(args: argparse.Namespace) -> int:
     settings = settings_of(args)
-    job = _job(args, settings)
-    pipeline = _pipeline(job)
-    counter = _Counter(args, job)
-    pipeline.on_batch = counter
-    stopper = Stopper(pipeline.stop, quiet=args.quiet)
-    with stopper, _served(pipeline, settings["metrics_port"]):
-        summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
-    counter.close()
+    job = job_of(args, settings)
+    config, add_handlers = config_of(job), handlers_of(job)
+    config.check_source()
+    progress = _JobProgress(args.quiet, config)
+    progress.show("starting Spark")
+    try:
+        # Before the signal handlers: Spark installs one of its own.
+        spark = spark_session(job.get("master"), job.get("spark"), debug=args.debug)
+        from shinar.observe import Metrics
+        from shinar.pipeline.pipeline import Pipeline
+
+        metrics = Metrics()
+        with _served(metrics, settings["metrics_port"]) as alive:
+            pipeline = Pipeline(
+                spark,
+                lake=job["lake"],
+                config=config,
+                metrics=metrics,
+                on_batch=progress.batch,
+                on_wait=lambda: progress.wait(alive),
+            )
+            add_handlers(pipeline)
+            stopper = Stopper(pipeline.stop, quiet=args.quiet)
+            with stopper, one_sentence(args.debug):
+                summary = pipeline.run(once=bool(job.get("once")), interval=job.get("interval"))
+    finally:
+        progress.close()
     _tell(args, summary)
     if stopper.asked:
         return 130
@@ -145,117 +148,47 @@ def run_job(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _served(pipeline: Pipeline, port: int) -> Iterator[None]:
-    """/metrics, /healthz and /readyz while the job runs; ready as long as its query lives."""
+def _served(metrics: Metrics, port: int) -> Iterator[Callable[[], None]]:
+    """/metrics, /healthz and /readyz while the job runs; ready as long as the function it gives is called."""
     if not port:
-        yield
+        yield lambda: None
         return
     from shinar.clock import SYSTEM
     from shinar.worker.health import Endpoint, Health
 
     health = Health(SYSTEM)
     health.connected(True)
-    pipeline.on_glance = lambda: health.polled(0)
-    endpoint = Endpoint(pipeline.metrics, health, port=port)
+    endpoint = Endpoint(metrics, health, port=port)
     try:
-        yield
+        yield lambda: health.polled(0)
     finally:
         endpoint.close()
 
 
-def _job(args: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """The job as one dict: flag, then job file, then SHINAR_* and shinar.toml."""
-    job = _file(args.file) if args.file else {}
-    flags = {name: getattr(args, name, None) for name in _JOB_NAMES}
-    job |= {name: value for name, value in flags.items() if value is not None}
-    for name, setting in (("from", "url"), ("queue", "queue"), ("lake", "lake"), ("registry", "registry")):
-        if name not in job and settings[setting] and not (name == "from" and _has_source(job)):
-            job[name] = settings[setting]
-    if not job.get("lake"):
-        raise ConfigError("name a folder for the tables with --lake", setting="lake")
-    if not _has_source(job):
-        raise ConfigError("say what to read: --from URL, or --archive PATH", setting="from")
-    return job
+class _JobProgress:
+    """On stderr: a line for every batch with its balance, its rate and what is left in the queue; on a
+    terminal also what the job is doing meanwhile."""
 
+    def __init__(self, quiet: bool, config: PipelineConfig) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
+        self._last_s = self._shown_s = SYSTEM.monotonic_s()
+        self._config = config
+        self._broker: Broker | None = None
+        self._wrote = False
 
-def _has_source(job: dict[str, Any]) -> bool:
-    return any(name in job for name in ("from", "from_env", "from_file", "archive"))
+    def show(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{text} …")
+            sys.stderr.flush()
+            self._wrote = True
 
+    def wait(self, alive: Callable[[], None]) -> None:
+        alive()
+        self.show(f"reading; last batch {SYSTEM.monotonic_s() - self._last_s:,.0f} s ago")
 
-def _file(path: str) -> dict[str, Any]:
-    import difflib
-
-    try:
-        job = tomllib.loads(Path(path).read_text())
-    except OSError as exc:
-        raise ConfigError(f"cannot be read: {exc.strerror}", setting=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"is not TOML: {exc}", setting=path) from None
-    for name, value in job.items():
-        if name not in _JOB_NAMES:
-            near = difflib.get_close_matches(name, _JOB_NAMES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_JOB_NAMES)}"
-            raise ConfigError(f"there is no such name; {hint}", setting=name, origin=path)
-        if type(value) is not _JOB_NAMES[name]:
-            raise ConfigError(f"must be a {_JOB_NAMES[name].__name__}", setting=name, origin=path)
-    return job
-
-
-def _pipeline(job: dict[str, Any]) -> Pipeline:
-    spark = spark_session(job.get("master"), job.get("spark"))
-    from shinar.pipeline.pipeline import Pipeline
-
-    given: dict[str, Any] = {
-        "url": job.get("from"),
-        "url_env": job.get("from_env"),
-        "url_file": job.get("from_file"),
-        "path": job.get("archive"),
-        "queue": job.get("queue"),
-        "job": job.get("job"),
-        "checkpoint": job.get("checkpoint"),
-        "table_format": job.get("format"),
-        "max_records": job.get("max_records"),
-        "options": {name: str(value) for name, value in job.get("options", {}).items()},
-        "routes": job.get("routes"),
-        "typed": job.get("typed"),
-        "registry": job.get("registry"),
-        "horizon_s": _horizon_s(job.get("horizon")),
-    }
-    pipeline = Pipeline(spark, lake=job["lake"], **{k: v for k, v in given.items() if v is not None})
-    if job.get("handlers"):
-        _load(job["handlers"])(pipeline)
-    return pipeline
-
-
-def _horizon_s(text: str | None) -> float | None:
-    if not text:
-        return None
-    return float("inf") if text == "all" else span_s(text, "horizon")
-
-
-def _load(name: str) -> Any:
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function or "register")
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"cannot be loaded: {exc}; write module:function", setting="handlers") from None
-
-
-class _Counter:
-    """One line a batch on stderr: the balance, the rate and what is left in the queue."""
-
-    def __init__(self, args: argparse.Namespace, job: dict[str, Any]) -> None:
-        import time
-
-        self._quiet = args.quiet
-        self._now_s = time.monotonic
-        self._last_s = self._now_s()
-        self._job = job
-        self._broker: Any = None
-
-    def __call__(self, manifest: Manifest) -> None:
-        now_s = self._now_s()
+    def batch(self, manifest: Manifest) -> None:
+        now_s = SYSTEM.monotonic_s()
         rate = manifest.received / max(now_s - self._last_s, 1e-9)
         self._last_s = now_s
         if self._quiet:
@@ -263,42 +196,55 @@ class _Counter:
         parts = " + ".join(
             f"{manifest.rows(name):,} {name}" for name in ("messages", "quarantine", "duplicates")
         )
-        lag = self._lag()
-        left = f", {lag:,} left in the queue" if lag is not None else ""
-        line = (
-            f"batch {manifest.batch.number}: {manifest.received:,} received = {parts} ({rate:,.0f}/s{left})"
+        rejected = manifest.rows("typed_rejects")
+        beside = f", {rejected:,} typed rows rejected" if rejected else ""
+        left = self._left()
+        queued = f", {left:,} left in the queue" if left is not None else ""
+        self._clear()
+        print(
+            f"batch {manifest.batch.number}: {manifest.received:,} received = {parts}{beside} "
+            f"({rate:,.0f}/s{queued})",
+            file=sys.stderr,
+            flush=True,
         )
-        print(line, file=sys.stderr, flush=True)
 
-    def _lag(self) -> int | None:
+    def _left(self) -> int | None:
         """What the broker says is ready; None where it does not know or cannot be asked."""
         from shinar.brokers import connect, parse
         from shinar.errors import ShinarError
 
-        if "from" not in self._job:
+        if not self._config.url:
             return None
         try:
-            if self._broker is None:
-                self._broker = connect(parse(self._job["from"]))
-            queues = (self._job.get("queue") or parse(self._job["from"]).queue).split(",")
+            url = parse(self._config.url)
+            self._broker = self._broker or connect(url)
+            queues = (self._config.queue or url.queue).split(",")
             counts = [self._broker.depth(queue.strip()).ready for queue in queues]
         except ShinarError:
             return None
-        return None if None in counts else sum(counts)
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def _clear(self) -> None:
+        if self._wrote:
+            sys.stderr.write("\r\x1b[K")
+            self._wrote = False
 
     def close(self) -> None:
+        self._clear()
         if self._broker is not None:
             self._broker.close()
 
 
-def _tell(args: argparse.Namespace, summary: Summary) -> None:
+def _tell(args: argparse.Namespace, summary: RunSummary) -> None:
     import msgspec
 
     if args.json:
         emit({**msgspec.to_builtins(summary), "balanced": summary.balanced})
         return
-    print(f"{summary.batches} batches in {summary.took_s:.1f} s")
-    columns = ("received", "messages", "quarantine", "duplicates", "dead_letters")
+    batches = "1 batch" if summary.batches == 1 else f"{summary.batches:,} batches"
+    print(f"{batches} in {summary.took_s:.1f} s")
+    columns = ("received", "messages", "quarantine", "duplicates", "dead_letters", "possible_redeliveries")
     rows = [
         [name or "(none)", *(f"{counts[c]:,}" for c in columns)] for name, counts in summary.queues.items()
     ]
@@ -308,7 +254,7 @@ def _tell(args: argparse.Namespace, summary: Summary) -> None:
     print(f"received = messages + quarantine + duplicates: {'yes' if summary.balanced else 'NO'}")
     print_table(["table", "rows added"], [[name, f"{rows:,}"] for name, rows in summary.tables.items()])
     for failure in summary.handler_failures:
-        print(f"handler failed: {failure}; its batch is kept and tried again")
+        print(f"handler {printable(failure)}; the batch is kept and tried again")
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -321,20 +267,35 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         emit({**msgspec.to_builtins(found), "balanced": found.balanced})
     else:
-        rows = [[t.name, f"{t.rows:,}", f"{t.files:,}", f"{t.size_bytes / 1e6:,.1f}"] for t in found.tables]
-        print_table(["table", "rows", "files", "MB"], rows)
+        rows = [
+            [t.name, f"{t.rows:,}", f"{t.files:,}", f"{t.size_bytes / 1e6:,.1f}", f"{t.extra_rows:,}"]
+            for t in found.tables
+        ]
+        print_table(["table", "rows", "files", "MB", "rows with _extra"], rows)
         print(
             f"{found.batches:,} batches: {found.received:,} received = {found.messages:,} messages + "
             f"{found.quarantine:,} quarantine + {found.duplicates:,} duplicates: "
             f"{'yes' if found.balanced else 'NO'}"
         )
+        if found.possible_redeliveries:
+            print(f"possible redeliveries among them: {found.possible_redeliveries:,} (column redelivery)")
         if found.last_received_at:
             print(f"last message received at {found.last_received_at.isoformat(timespec='milliseconds')}")
-        for name in found.unfinished:
-            print(f"unfinished: batch {name}; the next run of its job commits it")
-        for text in found.owed:
-            print(f"owed by handler {text}")
-    return 0 if found.balanced and not found.owed else 1
+        _tell_open(found)
+    return 0 if found.balanced and not found.pending and not found.captured else 1
+
+
+def _tell_open(found: LakeStatus) -> None:
+    for batch in found.captured:
+        told = "messages" if batch.rows is None else f"{batch.rows:,} messages"
+        print(
+            f"captured and not in the tables: {told} of batch {batch.number} of job {printable(batch.job)}; "
+            "run the job again, and mend what stopped it"
+        )
+    for name in found.unfinished:
+        print(f"decided and not committed to every table: batch {name}; the next run of its job commits it")
+    for text in found.pending:
+        print(f"pending for handler {printable(text)}")
 
 
 def run_handlers(args: argparse.Namespace) -> int:
@@ -345,15 +306,27 @@ def run_handlers(args: argparse.Namespace) -> int:
             if not getattr(args, name):
                 raise ConfigError("is needed to run handlers again, as `pipeline run` has it", setting=name)
         job = {"lake": settings["lake"], "job": args.job, "handlers": args.handlers, "master": args.master}
-        _pipeline(job).retry_handlers()
-    from shinar.pipeline.maintenance import owed
+        _retry(job, debug=args.debug)
+    from shinar.pipeline.maintenance import pending_batches
 
-    found = owed(store)
+    found = pending_batches(store)
     if args.json:
-        emit({"owed": found})
+        emit({"pending": found, "owed": found})  # the former name
     else:
-        print("\n".join(f"owed by handler {text}" for text in found) or "no handler owes anything")
+        told = [f"pending for handler {printable(text)}" for text in found]
+        print("\n".join(told) or "no batch is pending for a handler")
     return 1 if found else 0
+
+
+def _retry(job: dict[str, Any], *, debug: bool) -> None:
+    config, add_handlers = config_of(job), handlers_of(job)
+    spark = spark_session(job.get("master"), debug=debug)
+    from shinar.pipeline.pipeline import Pipeline
+
+    pipeline = Pipeline(spark, lake=job["lake"], config=config)
+    add_handlers(pipeline)
+    with one_sentence(debug):
+        pipeline.retry_handlers()
 
 
 def run_compact(args: argparse.Namespace) -> int:

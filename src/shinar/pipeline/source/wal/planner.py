@@ -1,7 +1,8 @@
-"""The driver's half of a frozen batch: says when there is another one, opens it, and clears it away.
+"""The driver's half of the write-ahead log: says when there is another batch, opens it, and removes it.
 
-The offset holds the batch's number and its shares, so that a replay plans the same tasks; an epoch, minted
-when a checkpoint begins, keeps a new checkpoint away from old segments. Knows the broker contract only.
+The offset holds the batch's number and its partitions, so that a replay plans the same tasks; an epoch, made
+when a checkpoint begins, keeps a new checkpoint away from old segments. Uses the broker contract only, and
+must not know Spark.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +18,21 @@ from shinar.brokers.contract import Broker, Depth
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import ConfigError, ShinarError, StoreError
 from shinar.pipeline.source.options import StreamOptions
-from shinar.pipeline.source.wal.capture import PATIENCE_S, Share, release_attempt, settle_segment
-from shinar.pipeline.source.wal.redelivery import Owed, segment_stamps
-from shinar.pipeline.source.wal.segments import Landing, row_count
+from shinar.pipeline.source.wal.capture import (
+    PATIENCE_S,
+    CapturePartition,
+    record_segment,
+    release_attempt,
+    settle_segment,
+)
+from shinar.pipeline.source.wal.segments import Landing, SegmentRef, row_count
+from shinar.pipeline.source.wal.unsettled import UnsettledLog
 
 log: Final = logging.getLogger("shinar.pipeline")
 
 Offset = dict[str, Any]
+#: (queue, rows at most, bytes at most)
+PlannedPartition = tuple[str, int, int | None]
 
 #: Spark asks for the latest offset every few milliseconds; the broker is asked this often.
 POLL_S: Final = 0.2
@@ -36,11 +45,11 @@ LEASE_MARGIN_S: Final = 5.0
 #: Longest wait for messages a dead consumer holds, where leases end with the connection.
 UNLEASED_WAIT_S: Final = 10.0
 
-START: Final[Offset] = {"stream": "", "epoch": "", "batch": 0, "shares": []}
+START: Final[Offset] = {"stream": "", "epoch": "", "batch": 0, "partitions": []}
 
 
-class Planner:
-    """State of one run of a query, in the process beside the driver."""
+class WalPlanner:
+    """State of one run of a query, in the process beside the driver. Its methods are Spark's own hooks."""
 
     def __init__(self, options: StreamOptions, clock: Clock = SYSTEM) -> None:
         self._options = options
@@ -56,10 +65,10 @@ class Planner:
 
     # -- what Spark asks
 
-    def initial(self) -> Offset:
+    def initial_offset(self) -> Offset:
         return dict(START)
 
-    def latest(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset:
+    def latest_offset(self, start: Offset, max_rows: int | None, max_bytes: int | None) -> Offset:
         epoch = start["epoch"] or self._epoch
         landing = self._at(start, epoch, start["batch"])
         if start["batch"] != self._last_batch:
@@ -69,55 +78,58 @@ class Planner:
         wanted = self._wanted(landing, start["batch"])
         if not any(wanted.values()):
             return start
-        shares = plan_shares(
+        partitions = plan_partitions(
             wanted, max_rows, max_bytes, self._options.min_partitions or (os.cpu_count() or 1)
         )
-        # Before any offset names it: a landing that does not know its epoch later on was lost.
+        # Before any offset names it: a landing without this mark was lost.
         landing.begin()
         self._planned = True
         return {
             "stream": self._options.stream_id,
             "epoch": epoch,
             "batch": start["batch"] + 1,
-            "shares": shares,
+            "partitions": partitions,
         }
 
-    def fix_target(self) -> None:
-        """Trigger.AvailableNow: what is there now, the messages dead consumers still hold included."""
+    def prepare_available_now(self) -> None:
+        """Trigger.AvailableNow: what is there now, including messages that dead consumers still hold."""
         depths = self._watch.look(patient=False)
         self._target = {queue: _known(depth) for queue, depth in depths.items()}
 
-    def parts(self, start: Offset, end: Offset) -> list[Share]:
+    def partitions(self, start: Offset, end: Offset) -> list[CapturePartition]:
         if end["batch"] == start["batch"]:
             return []  # Spark begins with such a batch when the queue is empty
         if end["batch"] != start["batch"] + 1:
             raise StoreError(
-                f"asked for batches {start['batch']} to {end['batch']} at once; they come one by one"
+                f"Spark asked for batches {start['batch'] + 1} to {end['batch']} at once, but each batch "
+                "of a queue is captured by itself; restore the whole checkpoint, not parts of it"
             )
         landing = self._at(end, end["epoch"], start["batch"])
         self._check_landing(landing)
-        batch = end["batch"]
-        places = [landing.place(batch, part) for part in range(len(end["shares"]))]
+        batch, planned = end["batch"], partitions_of(end)
+        segments = [landing.segment(batch, number) for number in range(len(planned))]
         if landing.committed() >= batch:
-            places = self._replayed(landing, batch, len(places))
+            segments = self._replayed(landing, batch, len(segments))
         else:
             landing.open(batch)
         return [
-            Share(place, queue, rows, most)
-            for place, (queue, rows, most) in zip(places, end["shares"], strict=bool(places))
+            CapturePartition(segment, queue, rows, most)
+            for segment, (queue, rows, most) in zip(segments, planned, strict=bool(segments))
         ]
 
-    def finish(self, end: Offset) -> None:
-        """The sink is done with everything up to here."""
+    def commit(self, end: Offset) -> None:
+        """The sink has committed everything up to here."""
         if not end["epoch"]:
             return  # the empty batch at the beginning
         self._sweep(self._at(end, end["epoch"], end["batch"]), end["batch"])
 
-    def latest_known(self) -> Offset:
-        """No offset, for a queue has none: what is in it, as Spark's progress events show it, and how many
-        messages the broker handed out a second time, within the last day."""
+    def report_latest_offset(self) -> Offset:
+        """A queue has no offsets. Spark's progress events show what is in it instead, and how many
+        redeliveries of the last week were recognised (no row) or possible (a row with a mark)."""
         lag = {queue: _shown(depth) for queue, depth in self._watch.last().items()}
-        return {"lag": lag, "came_again": self._owed(self._landing).came() if self._landing else 0}
+        known, possible = self._unsettled(self._landing).counts() if self._landing else (0, 0)
+        # `came_again` is the former name of `redelivered`; the next version drops it.
+        return {"lag": lag, "redelivered": known, "possible_redeliveries": possible, "came_again": known}
 
     def close(self) -> None:
         self._watch.close()
@@ -139,11 +151,10 @@ class Planner:
             self._landing = Landing(home / epoch)
             # The last batch of the run before never had its commit.
             self._sweep(self._landing, done)
-            self._owed(self._landing).forget_old()
         return self._landing
 
-    def _owed(self, landing: Landing) -> Owed:
-        return Owed(landing.place(0, 0), self._options.url.traits())
+    def _unsettled(self, landing: Landing) -> UnsettledLog:
+        return UnsettledLog(landing.segment(0, 0), self._options.url.traits(), self._clock)
 
     def _check_landing(self, landing: Landing) -> None:
         if landing.begun():
@@ -165,44 +176,46 @@ class Planner:
                 log.warning("batch %d is in the sink but not settled yet: %s", batch, exc)
                 return  # the next commit, or the next start, tries again
             landing.close(batch, keep=self._options.keep_segments)
+        self._unsettled(landing).forget_old()
 
     def _settle(self, landing: Landing, batch: int) -> None:
-        places = landing.places(batch)
+        segments = landing.segments(batch)
         left = landing.left_attempts(batch)
-        open_places = [place for place in places if not place.settled.exists()]
-        if self._options.ack_mode == "never" or not (open_places or left):
+        unsettled = [segment for segment in segments if not segment.settled.exists()]
+        if self._options.ack_mode == "never" or not (unsettled or left):
             return
         broker = self._watch.broker()
         if not broker.traits.portable_receipts:
-            for place in open_places:
-                Owed(place, broker.traits).add(place, segment_stamps(place.segment))
-                place.mark_settled()
+            for segment in unsettled:
+                record_segment(segment, broker.traits)
             return
-        for place in open_places:
-            settle_segment(broker, place, self._clock)
+        kind = self._options.url.receipt_type()
+        for segment in unsettled:
+            settle_segment(broker, segment, kind, self._clock)
         for path in left:
-            release_attempt(broker, path, [place.segment for place in places])
+            release_attempt(broker, path, [segment.path for segment in segments], kind)
 
-    def _replayed(self, landing: Landing, batch: int, parts: int) -> list[Any]:
-        kept = [landing.kept(batch, part) for part in range(parts)]
+    def _replayed(self, landing: Landing, batch: int, count: int) -> list[SegmentRef]:
+        kept = [landing.kept(batch, number) for number in range(count)]
         if all(path.exists() for path in kept):
             landing.restore(batch)
-            return [landing.place(batch, part) for part in range(parts)]
+            return [landing.segment(batch, number) for number in range(count)]
         if self._options.fail_on_data_loss:
             raise StoreError(
-                f"the checkpoint asks for batch {batch} again, but its segments are gone with its commit; "
-                "its rows are in the sink already. Set failOnDataLoss=false to go on without them"
+                f"the checkpoint asks for batch {batch} again, but its segments were removed when it was "
+                "committed; its rows are in the sink already. Set failOnDataLoss=false to skip it"
             )
-        log.warning("batch %d is gone and is left out (failOnDataLoss=false)", batch)
+        log.warning("the segments of batch %d were removed; skipping it (failOnDataLoss=false)", batch)
         return []
 
     def _count(self, landing: Landing, start: Offset) -> None:
-        """Take what the last batch held off the target."""
+        """Subtract what the last batch held from the target."""
         if self._target is None or self._last_batch < 0:
             return
-        for place in landing.places(start["batch"]):
-            queue = start["shares"][place.part][0]
-            self._target[queue] = self._target.get(queue, 0) - row_count(place.segment)
+        planned = partitions_of(start)
+        for segment in landing.segments(start["batch"]):
+            queue = planned[segment.partition][0]
+            self._target[queue] = self._target.get(queue, 0) - row_count(segment.path)
 
     def _wanted(self, landing: Landing, batch: int) -> dict[str, int]:
         """Rows to plan per queue; all zero when there is nothing (more) to do."""
@@ -222,7 +235,7 @@ class Planner:
 
     def _blind(self, landing: Landing, batch: int) -> int:
         """A broker that cannot count: go on while the last batch held something, else look now and then."""
-        held = any(row_count(place.segment) for place in landing.places(batch))
+        held = any(row_count(segment.path) for segment in landing.segments(batch))
         if held or not self._planned or (self._target is None and self._watch.due(BLIND_POLL_S)):
             return self._options.max_records
         return 0
@@ -244,7 +257,7 @@ class Planner:
 
 
 class DepthWatch:
-    """Looks at the queues, seldom, over one connection that is opened when needed and reopened when lost."""
+    """Asks for the queues' depths, seldom, over one connection that is opened when needed and when lost."""
 
     def __init__(self, options: StreamOptions, clock: Clock) -> None:
         self._options = options
@@ -271,7 +284,7 @@ class DepthWatch:
         except ShinarError as exc:
             if not (patient and exc.transient) or now_s - self._well_s > PATIENCE_S:
                 raise
-            log.warning("cannot look at the queue: %s; trying again", exc)
+            log.warning("the depth of the queue is not available: %s; trying again", exc)
             self._depths = {queue: Depth(ready=0) for queue in self._options.queues}
         self._looked_s = now_s
         return self._depths
@@ -305,21 +318,27 @@ class DepthWatch:
             return {queue: self.broker().depth(queue) for queue in self._options.queues}
 
 
-def plan_shares(
+def plan_partitions(
     wanted: Mapping[str, int], max_rows: int | None, max_bytes: int | None, tasks: int
-) -> list[tuple[str, int, int | None]]:
-    """(queue, rows, bytes) per task: what is wanted, within the limits, spread over the tasks."""
+) -> list[PlannedPartition]:
+    """What is wanted, within the limits, spread over the tasks."""
     total = sum(wanted.values())
     allowed = total if max_rows is None else min(total, max_rows)
-    shares: list[tuple[str, int]] = []
+    planned: list[tuple[str, int]] = []
     for queue, rows in wanted.items():
         if rows == 0:
             continue
         mine = max(1, rows * allowed // total)
         count = max(1, min(tasks, -(-mine // ROWS_PER_TASK)))
-        shares += [(queue, mine // count + (part < mine % count)) for part in range(count)]
-    each = None if max_bytes is None else max(1, max_bytes // len(shares))
-    return [(queue, rows, each) for queue, rows in shares]
+        planned += [(queue, mine // count + (number < mine % count)) for number in range(count)]
+    each = None if max_bytes is None else max(1, max_bytes // len(planned))
+    return [(queue, rows, each) for queue, rows in planned]
+
+
+def partitions_of(offset: Offset) -> Sequence[PlannedPartition]:
+    """The partitions of a batch; checkpoints of earlier versions call them shares."""
+    found: Sequence[PlannedPartition] = offset.get("partitions") or offset.get("shares") or ()
+    return found
 
 
 def _known(depth: Depth) -> int:
@@ -336,7 +355,7 @@ def _warn_of_orphans(home: Path, epoch: str) -> None:
         segments = list(other.glob("batch-*/part-*.arrow"))
         if other.name != epoch and segments:
             log.warning(
-                "%d frozen segments of an earlier checkpoint lie in %s; read them with "
+                "%d segments of an earlier checkpoint are in %s; read them with "
                 "spark.read.format('shinar').load(...), then remove the folder",
                 len(segments),
                 other,

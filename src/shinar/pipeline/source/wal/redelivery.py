@@ -1,50 +1,63 @@
-"""Frozen messages whose ack did not take: when the broker hands them out again they are known and dropped.
+"""The rule that says what a redelivery is. Pure: no file, no clock, no broker object.
 
-A lease may have ended before the ack, a connection may have been lost with it, a task may have died between
-its segment and its ack. The rows are in the segment then, so the message must not become a second row.
-
-    <landing>/<stream>/<epoch>/owed/<batch>-<part>.owed     a digest for each message that may come again
-                                    <batch>-<part>.came     digests of those that came, and were acknowledged
-
-A message is known by queue, position and bytes. Where a broker gives no position, two messages equal in every
-byte cannot be told apart: then it is their number that is right. Where it takes no ack from another process
-either, we may not know whether all of a segment was acknowledged or nothing of it. It is a debt only once a
-good part of it comes again together. Files only; settles nothing itself.
+A delivery may be a message that a published segment already holds, because its ack did not reach the broker.
+It is *known* when the broker's own name for the message (`Traits.stable_position`) is the one in the segment:
+then it is acknowledged and gives no second row. When only the bytes agree it is *possible*, because equal
+bytes do not make two messages one: the row is kept and marked. Everything else is new.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from shinar import durable_files as durable
 from shinar.brokers.contract import Delivery
-from shinar.pipeline.rows.delivery_rows import stamps_of
-from shinar.pipeline.source.wal.segments import Place, read_segment
 from shinar.settlement.traits import Traits
 
-_SIZE: Final = 16
-#: What has not come again by then was acknowledged after all.
-KEPT_S: Final = 86_400.0
-#: What must come again together to show that a segment was not acknowledged: so many messages, or half of a
-#: small one; and this part of all second deliveries beside them.
-LEAST_MET: Final = 10
-LEAST_SHARE: Final = 0.2
-#: So many second deliveries are enough to tell. Fewer may be the first ones of a connection just lost.
-ENOUGH: Final = 50
+#: Value of the column `redelivery` in a row that may repeat an earlier one.
+POSSIBLE: Final = "possible"
+#: Bytes of a fingerprint: two different messages never meet by chance.
+FINGERPRINT_BYTES: Final = 16
+#: The count that a broker with `lapse_counts` raises inside the body, poison included.
+_ATTEMPTS: Final = re.compile(rb'("attempts"\s*:\s*)\d+')
+
+#: Name of a segment ("batch-partition") -> how often it holds each fingerprint without a confirmed ack.
+Unsettled = Mapping[str, Mapping[bytes, int]]
+#: (name of a segment, fingerprint) -> rows that were marked because of it.
+Marked = Counter[tuple[str, bytes]]
 
 
-def may_be_second(delivery: Delivery, traits: Traits) -> bool:
-    """Whether this may be a second delivery; True as well where the broker does not say.
-    A position names the message, so there a mark (which a restarted server may forget) need not agree."""
-    if delivery.position:
+class Sifted(NamedTuple):
+    """What becomes of some deliveries."""
+
+    #: These become rows.
+    rows: list[Delivery]
+    #: One for each of `rows`: POSSIBLE or None.
+    marks: list[str | None]
+    #: Why: (name of the segment, fingerprint) for each mark.
+    marked: list[tuple[str, bytes]]
+    #: These are in a segment already, by proof. Acknowledge them; they give no row.
+    known: list[Delivery]
+    #: The segment of each of `known`.
+    known_in: list[str]
+
+
+def fingerprint(queue: str, position: str, body: bytes, traits: Traits) -> bytes:
+    """What is the same at every delivery of a message: queue, position where there is one, and bytes."""
+    if traits.lapse_counts:
+        body = _ATTEMPTS.sub(rb"\g<1>", body)
+    return blake2b(f"{queue}\0{position}\0".encode() + body, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def may_be_redelivery(delivery: Delivery, traits: Traits) -> bool:
+    """False only where the broker says that nobody has had this message before.
+
+    A stable position is proof by itself: a count or flag, which a restarted server may lose, is not asked.
+    """
+    if traits.stable_position and delivery.position:
         return True
     if delivery.redelivered is not None:
         return delivery.redelivered
@@ -53,132 +66,42 @@ def may_be_second(delivery: Delivery, traits: Traits) -> bool:
     return True
 
 
-def tells_seconds(traits: Traits) -> bool:
-    """Whether the broker marks, or counts, what it has handed out before."""
-    return traits.marks_redelivery or traits.count_base is not None
+def sift(deliveries: Sequence[Delivery], unsettled: Unsettled, marked: Marked, traits: Traits) -> Sifted:
+    """Separate new, possible and known deliveries.
+
+    A segment accounts for as many marks as it holds equal messages; `marked` are those made before. So where
+    messages are equal in every byte, at least as many rows are marked as there are rows too many.
+    """
+    found = Sifted([], [], [], [], [])
+    used: Marked = Counter()
+    for delivery in deliveries:
+        mark = None
+        if may_be_redelivery(delivery, traits):
+            print_ = fingerprint(delivery.queue, delivery.position, delivery.body, traits)
+            if traits.stable_position and delivery.position:
+                if source := next((name for name, counts in unsettled.items() if print_ in counts), ""):
+                    found.known.append(delivery)
+                    found.known_in.append(source)
+                    continue
+            elif source := _with_room(print_, unsettled, marked, used):
+                mark = POSSIBLE
+                used[source, print_] += 1
+                found.marked.append((source, print_))
+        found.rows.append(delivery)
+        found.marks.append(mark)
+    return found
 
 
-class Owed:
-    """What is owed to one stream. Cheap as long as that is nothing, which is nearly always."""
-
-    def __init__(self, place: Place, traits: Traits) -> None:
-        self._place = place
-        self._traits = traits
-        self._folder = Path(place.root, "owed")
-        #: Segments do not change: each is looked into once.
-        self._segments: dict[Path, Counter[bytes]] = {}
-
-    def add(self, place: Place, stamps: Iterable[bytes]) -> None:
-        """From now on these are no news. Repeating it changes nothing."""
-        self._folder.mkdir(exist_ok=True)
-        durable.write(self._folder / f"{place.batch}-{place.part}.owed", b"".join(stamps))
-
-    @contextmanager
-    def sifted(self, got: Sequence[Delivery]) -> Iterator[tuple[list[Delivery], list[Delivery]]]:
-        """(news, frozen before). The caller acknowledges the latter inside, alone with the debts."""
-        suspects = [delivery for delivery in got if may_be_second(delivery, self._traits)]
-        if not suspects or not self._sources(suspects):
-            yield list(got), []
-            return
-        self._folder.mkdir(exist_ok=True)
-        with open(self._folder / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            marks = [stamp(delivery.queue, delivery.position, delivery.body) for delivery in suspects]
-            debts = {name: self._open_debts(name, stamps) for name, stamps in self._sources(suspects).items()}
-            if not self._traits.portable_receipts and not suspects[0].position:
-                debts = {name: debt for name, debt in debts.items() if self._is_real(name, debt, marks)}
-            again: list[Delivery] = []
-            came: dict[str, list[bytes]] = {}
-            for delivery, mark in zip(suspects, marks, strict=True):
-                for name, debt in debts.items():
-                    if debt[mark] > 0:
-                        debt[mark] -= 1
-                        again.append(delivery)
-                        came.setdefault(name, []).append(mark)
-                        break
-            known = set(map(id, again))
-            yield [delivery for delivery in got if id(delivery) not in known], again
-            # After the ack: if we die before this, they stay known, and cannot become rows.
-            for name, marks in came.items():
-                _append(self._folder / f"{name}.came", b"".join(marks))
-
-    def unsure(self, got: Sequence[Delivery]) -> bool:
-        """Some of these may be a debt, but they are too few to tell: look at more before deciding."""
-        suspects = [delivery for delivery in got if may_be_second(delivery, self._traits)]
-        if not suspects or len(suspects) >= ENOUGH or self._traits.portable_receipts or suspects[0].position:
-            return False
-        marks = [stamp(delivery.queue, delivery.position, delivery.body) for delivery in suspects]
-        debts = {name: self._open_debts(name, path) for name, path in self._sources(suspects).items()}
-        return any(
-            not debt.keys().isdisjoint(marks) and not self._is_real(name, debt, marks)
-            for name, debt in debts.items()
-        )
-
-    def came(self) -> int:
-        """How many came again and were acknowledged, of those not forgotten yet."""
-        return sum(path.stat().st_size for path in self._folder.glob("*.came")) // _SIZE
-
-    def forget_old(self, now_s: float | None = None) -> None:
-        end_s = (time.time() if now_s is None else now_s) - KEPT_S
-        for path in (*self._folder.glob("*.owed"), *self._folder.glob("*.came")):
-            if path.stat().st_mtime < end_s:
-                path.unlink(missing_ok=True)
-
-    def _sources(self, suspects: Sequence[Delivery]) -> dict[str, Path]:
-        """Name of a debt -> the file that says what is owed: a list, or a segment nobody has settled yet."""
-        found = {path.stem: path for path in self._folder.glob("*.owed")}
-        # A segment of this very batch may be waiting for its ack, or for somebody to see that it never came.
-        # Where a broker neither names its messages nor marks second deliveries, an equal one may be new.
-        if suspects[0].position or tells_seconds(self._traits):
-            for path in self._place.folder.glob("part-*.arrow"):
-                part = int(path.stem.removeprefix("part-"))
-                if part != self._place.part and not path.with_suffix(".settled").exists():
-                    found.setdefault(f"{self._place.batch}-{part}", path)
-        return found
-
-    def _open_debts(self, name: str, path: Path) -> Counter[bytes]:
-        try:
-            debts = self._segment(path) if path.suffix == ".arrow" else Counter(_stamps(path.read_bytes()))
-        except FileNotFoundError:
-            return Counter()
-        came = self._folder / f"{name}.came"
-        if came.exists():
-            debts.subtract(_stamps(came.read_bytes()))
-        return debts
-
-    def _is_real(self, name: str, debt: Counter[bytes], marks: Sequence[bytes]) -> bool:
-        """Some of it has come before, or so much of it is among these second deliveries that they are no
-        chance: messages equal to one of it, which a dead consumer happened to hold."""
-        if (self._folder / f"{name}.came").exists():
-            return True
-        once = {mark for mark, count in debt.items() if count == 1} or {m for m, c in debt.items() if c > 0}
-        met = len(once.intersection(marks))
-        return met >= min(LEAST_MET, -(-len(once) // 2)) and met >= LEAST_SHARE * len(marks)
-
-    def _segment(self, path: Path) -> Counter[bytes]:
-        if path not in self._segments:
-            self._segments[path] = Counter(segment_stamps(path))
-        return self._segments[path].copy()
+def _with_room(print_: bytes, unsettled: Unsettled, marked: Marked, used: Marked) -> str:
+    """The first segment that holds more of these messages than were marked because of it; "" for none."""
+    for name, counts in unsettled.items():
+        key = (name, print_)
+        if counts.get(print_, 0) > marked[key] + used[key]:
+            return name
+    return ""
 
 
-def stamp(queue: str, position: str, body: bytes) -> bytes:
-    return blake2b(f"{queue}\0{position}\0".encode() + body, digest_size=_SIZE).digest()
-
-
-def segment_stamps(path: Path) -> Iterator[bytes]:
-    for chunk in read_segment(path):
-        yield from (stamp(*named) for named in stamps_of(chunk.rows))
-
-
-def _stamps(packed: bytes) -> list[bytes]:
-    # A crash may leave half a stamp at the end.
-    return [packed[at : at + _SIZE] for at in range(0, len(packed) - _SIZE + 1, _SIZE)]
-
-
-def _append(path: Path, data: bytes) -> None:
-    with open(path, "ab") as file:
-        # Whatever a crash left of the last write is cut off, or all that follows would be shifted.
-        file.truncate(file.tell() // _SIZE * _SIZE)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def may_have_lapsed(delivery: Delivery, now_ms: int, traits: Traits) -> bool:
+    """A repeated ack found no reservation. False where only an earlier ack can have removed it, because the
+    lease cannot have ended yet."""
+    return delivery.received_ms + (traits.lease_s or 0.0) * 1000 < now_ms

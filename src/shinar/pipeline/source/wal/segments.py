@@ -1,16 +1,16 @@
-"""Frozen batches on disk: who may write one, who wins, when it goes. Files only; knows no broker, no Spark.
+"""Segments of the write-ahead log on disk: who may write one, which attempt wins, when it is removed.
 
     <landing>/<stream>/<epoch>/
-        batch-000000000007/part-0000.arrow      the segment: whoever links it first has won
-                           part-0000.settled    its messages are acknowledged
-        attempts/7-0-<attempt>.arrow            what an attempt has taken so far, before it wins or loses
+        batch-000000000007/part-0000.arrow      the segment: the attempt that links it first has won
+                           part-0000.settled    the broker has confirmed the ack of its messages
+        attempts/7-0-<attempt>.arrow            what an attempt has reserved so far, before it wins or loses
         gone/  kept/                            batches on their way out, or kept for replay
-        owed/                                   frozen messages whose ack did not take; see `owed`
+        redelivery/                             messages whose ack is not confirmed; see `unsettled`
         begun                                   written before any offset names this epoch
-        committed                               number of the last batch the sink is done with
+        committed                               number of the last batch that the sink has committed
 
-Only the driver makes a batch's folder and only the driver takes it away (by one rename), so an attempt that
-comes late finds no folder to link into. That is the fence.
+Only the driver creates a batch's folder and only the driver removes it (by one rename), so an attempt that is
+late finds no folder to link into. That is the fence. Files only: no broker and no Spark.
 """
 
 from __future__ import annotations
@@ -32,75 +32,83 @@ from shinar.pipeline.rows.chunk import Chunk
 
 #: Cuts what is fsynced to a quarter, at a speed no broker reaches. In this thread: the other has the broker.
 _WRITE: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_RECEIPTS: Final = b"shinar.receipts"
+#: Metadata key of a chunk's receipts (MessagePack). "shinar.receipts", without a version, was a pickle.
+_RECEIPTS: Final = b"shinar.receipts.2"
+_PICKLED_RECEIPTS: Final = b"shinar.receipts"
 _BATCH: Final = "batch-"
+#: Folder of what attempts have reserved so far.
+ATTEMPTS: Final = "attempts"
+_PART: Final = "part-"
 #: The file that says that an epoch has begun.
 BEGUN: Final = "begun"
 
 
 class Fenced(StoreError):
-    """The batch is over: this attempt came too late and must give back what it took."""
+    """The batch is committed: this attempt is too late and must release what it reserved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the segment of one partition of one batch is, or will be."""
+class SegmentRef:
+    """Names the segment of one partition of one batch, whether it exists yet or not."""
 
     root: str
     batch: int
-    part: int
+    partition: int
 
     @property
     def folder(self) -> Path:
         return Path(self.root, f"{_BATCH}{self.batch:012d}")
 
     @property
-    def segment(self) -> Path:
-        return self.folder / f"part-{self.part:04d}.arrow"
+    def path(self) -> Path:
+        return self.folder / f"{_PART}{self.partition:04d}.arrow"
 
     @property
     def settled(self) -> Path:
-        return self.segment.with_suffix(".settled")
+        return self.path.with_suffix(".settled")
 
     def mark_settled(self) -> None:
-        # Worth repeating, not worth an fsync: without it the messages are only acknowledged once more.
+        # Not worth an fsync: without it the messages are only acknowledged once more.
         if self.folder.is_dir():
             self.settled.touch()
 
 
 class Attempt:
-    """One try to freeze a partition. Rows are written as they come; `publish` decides who wins."""
+    """One try to capture a partition. Rows are written as they come; `publish` decides which try wins."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        if not place.folder.is_dir():
-            raise Fenced(f"batch {place.batch} is over; nothing was read")
-        name = f"{place.batch}-{place.part}-{uuid.uuid4().hex}.arrow"
-        self._path = Path(place.root, "attempts", name)
+    def __init__(self, ref: SegmentRef) -> None:
+        self.ref = ref
+        if not ref.folder.is_dir():
+            raise Fenced(f"batch {ref.batch} is committed already; this attempt read nothing")
+        name = f"{ref.batch}-{ref.partition}-{uuid.uuid4().hex}.arrow"
+        self._path = Path(ref.root, ATTEMPTS, name)
         self._file = pa.OSFile(str(self._path), "wb")
         self._writer = pa.ipc.new_stream(self._file, schema.ARROW, options=_WRITE)
 
     def write(self, chunk: Chunk) -> None:
-        metadata = None if chunk.packed is None else {_RECEIPTS: chunk.packed}
+        metadata = None if chunk.receipts is None else {_RECEIPTS: chunk.receipts}
         self._writer.write_batch(chunk.rows, custom_metadata=metadata)
         self._file.flush()
 
-    def publish(self) -> bool:
-        """Make the segment durable and visible. False: another attempt was first. Raises Fenced."""
+    def seal(self) -> None:
+        """Make the rows durable. The rest, `publish`, takes no time: check the leases in between."""
         self._writer.close()
         self._file.close()
+        durable.sync(self._path)
+
+    def publish(self) -> bool:
+        """Make the sealed segment visible. False: another attempt was first. Raises Fenced."""
         try:
-            durable.sync(self._path)
-            os.link(self._path, self.place.segment)
+            os.link(self._path, self.ref.path)
         except FileExistsError:
             return False
         except FileNotFoundError:
-            raise Fenced(f"batch {self.place.batch} is over; nothing was kept of it") from None
-        durable.sync(self.place.folder)
+            raise Fenced(f"batch {self.ref.batch} is committed already; this attempt kept nothing") from None
+        durable.sync(self.ref.folder)
         return True
 
     def discard(self) -> None:
-        """The attempt needs no trace any more: it has won, or has given everything back."""
+        """The attempt needs no trace any more: it has won, or has released everything."""
         if not self._file.closed:
             self._writer.close()
             self._file.close()
@@ -108,13 +116,13 @@ class Attempt:
 
 
 class Landing:
-    """The driver's side: opens batches, closes them, and sweeps what earlier runs left."""
+    """The driver's side: opens batches, closes them, and removes what earlier runs left."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def place(self, batch: int, part: int) -> Place:
-        return Place(str(self._root), batch, part)
+    def segment(self, batch: int, partition: int) -> SegmentRef:
+        return SegmentRef(str(self._root), batch, partition)
 
     def begin(self) -> None:
         """Mark the epoch as begun, for as long as its checkpoint lives."""
@@ -125,10 +133,10 @@ class Landing:
         return (self._root / BEGUN).exists()
 
     def open(self, batch: int) -> None:
-        folder = self.place(batch, 0).folder
+        folder = self.segment(batch, 0).folder
         if folder.is_dir():
             return
-        for path in (self._root / "attempts", folder):
+        for path in (self._root / ATTEMPTS, folder):
             path.mkdir(parents=True, exist_ok=True)
         durable.sync(self._root)
 
@@ -136,14 +144,13 @@ class Landing:
         """Batches whose folder is still there, oldest first."""
         return sorted(int(path.name.removeprefix(_BATCH)) for path in self._root.glob(f"{_BATCH}*"))
 
-    def places(self, batch: int) -> list[Place]:
-        """The segments a batch has, by partition."""
-        names = sorted(self.place(batch, 0).folder.glob("part-*.arrow"))
-        return [self.place(batch, int(path.stem.removeprefix("part-"))) for path in names]
+    def segments(self, batch: int) -> list[SegmentRef]:
+        """The segments that a batch has, by partition."""
+        return [ref for ref in open_segments(str(self._root)) if ref.batch == batch]
 
     def left_attempts(self, batch: int) -> list[Path]:
-        """Files of attempts at this batch that ended without saying so."""
-        return sorted((self._root / "attempts").glob(f"{batch}-*.arrow"))
+        """Files of attempts at this batch that ended without removing them."""
+        return sorted((self._root / ATTEMPTS).glob(f"{batch}-*.arrow"))
 
     def committed(self) -> int:
         try:
@@ -151,19 +158,18 @@ class Landing:
         except FileNotFoundError:
             return 0
 
-    def kept(self, batch: int, part: int) -> Path:
-        return (
-            self._root / "kept" / self.place(batch, part).folder.name / self.place(batch, part).segment.name
-        )
+    def kept(self, batch: int, partition: int) -> Path:
+        ref = self.segment(batch, partition)
+        return self._root / "kept" / ref.folder.name / ref.path.name
 
     def restore(self, batch: int) -> None:
         """Bring a kept batch back for a replay."""
-        folder = self.place(batch, 0).folder
+        folder = self.segment(batch, 0).folder
         (self._root / "kept" / folder.name).replace(folder)
 
     def close(self, batch: int, *, keep: bool) -> None:
-        """The sink is done with this batch. Remember it, fence it off, then delete or keep the segments."""
-        folder = self.place(batch, 0).folder
+        """The sink has committed this batch. Record it, fence it off, then delete or keep the segments."""
+        folder = self.segment(batch, 0).folder
         if self.committed() < batch:
             durable.write(self._root / "committed", str(batch).encode())
         target = self._root / ("kept" if keep else "gone") / folder.name
@@ -176,6 +182,23 @@ class Landing:
         shutil.rmtree(self._root / "gone", ignore_errors=True)
 
 
+def open_segments(root: str) -> list[SegmentRef]:
+    """Every published segment of a batch that is not committed, by batch and partition."""
+    paths = sorted(Path(root).glob(f"{_BATCH}*/{_PART}*.arrow"))
+    return [
+        SegmentRef(root, int(path.parent.name.removeprefix(_BATCH)), int(path.stem.removeprefix(_PART)))
+        for path in paths
+    ]
+
+
+def attempts_of(ref: SegmentRef) -> list[tuple[Path, SegmentRef]]:
+    """Files of attempts at any partition of this batch, and the segment that each of them is for."""
+    found = []
+    for path in Path(ref.root, ATTEMPTS).glob(f"{ref.batch}-*.arrow"):
+        found.append((path, SegmentRef(ref.root, ref.batch, int(path.stem.split("-")[1]))))
+    return found
+
+
 def read_segment(path: Path | str) -> Iterator[Chunk]:
     """The chunks of a segment, or of an attempt's file as far as it was written."""
     try:
@@ -184,7 +207,8 @@ def read_segment(path: Path | str) -> Iterator[Chunk]:
                 rows, metadata = stream.read_next_batch_with_custom_metadata()
                 if rows is None:
                     return
-                yield Chunk(rows, metadata.get(_RECEIPTS) if metadata is not None else None)
+                found = metadata or {}
+                yield Chunk(_current(rows), found.get(_RECEIPTS), pickled=_PICKLED_RECEIPTS in found)
     except StopIteration:
         return
 
@@ -199,3 +223,15 @@ def read_left_attempt(path: Path | str) -> Iterator[Chunk]:
 
 def row_count(path: Path | str) -> int:
     return sum(chunk.rows.num_rows for chunk in read_segment(path))
+
+
+def _current(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of an earlier version, which had fewer columns, get nulls for the new ones."""
+    if rows.schema.names == schema.ARROW.names:
+        return rows
+    have = set(rows.schema.names)
+    columns = [
+        rows.column(field.name) if field.name in have else pa.nulls(rows.num_rows, field.type)
+        for field in schema.ARROW
+    ]
+    return pa.record_batch(columns, schema=schema.ARROW)

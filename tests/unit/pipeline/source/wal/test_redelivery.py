@@ -1,180 +1,146 @@
-"""An ack that did not take: what the broker hands out again must not become a second row."""
+"""The rule of redeliveries: what is proven is dropped, what is only alike is marked, the rest is new."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shinar.brokers import Broker, Outgoing, connect
-from shinar.envelope import build, encode
-from shinar.pipeline.source.options import StreamOptions, stream_options
-from shinar.pipeline.source.wal import capture as freeze
-from shinar.pipeline.source.wal import redelivery as owed
-from shinar.pipeline.source.wal.capture import Share, frozen_rows
-from shinar.pipeline.source.wal.planner import START, Planner
-from shinar.pipeline.source.wal.segments import Landing
+from shinar.brokers import Delivery
+from shinar.envelope import build, encode, retry_copy
+from shinar.pipeline.source.wal.redelivery import (
+    POSSIBLE,
+    fingerprint,
+    may_be_redelivery,
+    may_have_lapsed,
+    sift,
+)
+from shinar.settlement.traits import Traits
 
-#: Twins in every byte, among others.
-EQUAL = b"{"
-
-
-def options_of(folder: Path, url: str, queue: str) -> StreamOptions:
-    (folder / "url").write_text(url)
-    given = {"urlFile": str(folder / "url"), "queue": queue, "landing": str(folder / "landing")}
-    return stream_options({**given, "minPartitions": "2"})
-
-
-def read(share: Share, options: StreamOptions) -> list[bytes]:
-    return [body for batch in frozen_rows(share, options) for body in batch.column("body").to_pylist()]
+NAMED = Traits(name="named", stable_position=True, count_base=0)
+BARE = Traits(name="bare")
+FLAGGED = Traits(name="flagged", marks_redelivery=True)
+COUNTED = Traits(name="counted", count_base=1)
 
 
-def bodies_of(count: int) -> list[bytes]:
-    return [
-        EQUAL if n % 5 == 0 else encode(build("urn:babel:orders:created", {"n": n})) for n in range(count)
-    ]
+def delivery(body: bytes = b"{", position: str = "", **more: object) -> Delivery:
+    return Delivery(body=body, queue="q", position=position, **more)  # type: ignore[arg-type]  # by name
 
 
-def dies_before_the_ack(share: Share, options: StreamOptions, monkeypatch) -> list[bytes]:
-    """The segment is there, nothing was acknowledged, and the connection is gone."""
-    with monkeypatch.context() as patch:
-        patch.setattr(freeze, "_acknowledge", lambda *_: None)
-        return read(share, options)
+def unsettled(*deliveries: Delivery, traits: Traits = BARE) -> dict[str, Counter[bytes]]:
+    return {"1-0": Counter(fingerprint(d.queue, d.position, d.body, traits) for d in deliveries)}
 
 
-def drained(options: StreamOptions, start: dict, finish: dict | None = None) -> list[bytes]:
-    """Everything the stream still gives, as a new run of the query would take it."""
-    planner, rows = Planner(options), []
-    if finish:
-        planner.finish(finish)
-    planner.fix_target()
-    while (end := planner.latest(start, 100, None)) != start:
-        for share in planner.parts(start, end):
-            rows += read(share, options)
-        planner.finish(end)
-        start = end
-    planner.close()
-    return rows
+@pytest.mark.parametrize(
+    ("given", "held", "traits", "outcome"),
+    [
+        (delivery(position="7"), delivery(position="7"), NAMED, "known"),
+        (delivery(position="7", native_count=0), delivery(position="7"), NAMED, "known"),
+        (delivery(position="7"), delivery(position="8"), NAMED, "new"),
+        (delivery(b"a", position="7"), delivery(b"b", position="7"), NAMED, "new"),
+        # A broker with stable positions that gives none for this message proves nothing.
+        (delivery(native_count=1), delivery(), NAMED, "possible"),
+        (delivery(), delivery(), BARE, "possible"),
+        # A name that the producer chose may be given twice.
+        (delivery(position="mine"), delivery(position="mine"), BARE, "possible"),
+        (delivery(b"a"), delivery(b"b"), BARE, "new"),
+        (delivery(redelivered=True), delivery(), FLAGGED, "possible"),
+        (delivery(redelivered=False), delivery(), FLAGGED, "new"),
+        (delivery(native_count=2), delivery(), COUNTED, "possible"),
+        (delivery(native_count=1), delivery(), COUNTED, "new"),
+        (delivery(native_count=None), delivery(), COUNTED, "possible"),
+    ],
+)
+def test_what_a_delivery_is(given: Delivery, held: Delivery, traits: Traits, outcome: str):
+    found = sift([given], unsettled(held), Counter(), traits)
+    assert (found.known, found.known_in) == (([given], ["1-0"]) if outcome == "known" else ([], []))
+    assert found.rows == ([] if outcome == "known" else [given])
+    assert found.marks == {"known": [], "new": [None], "possible": [POSSIBLE]}[outcome]
+    assert len(found.marked) == (outcome == "possible")
 
 
-@pytest.mark.live("rabbitmq")
-def test_a_connection_dies_with_its_receipts(server, tmp_path, monkeypatch):
-    check_redelivery(tmp_path, server.url, f"owed.{uuid.uuid4().hex}", monkeypatch)
+def test_a_known_message_is_known_as_often_as_it_is_delivered():
+    again = delivery(position="7")
+    found = sift([again, again, again], unsettled(again), Counter(), NAMED)
+    assert (len(found.known), found.rows) == (3, [])
 
 
-def test_a_lease_ends_before_the_commit(tmp_path, monkeypatch):
-    # Long enough for one freeze on a slow machine; the wait below is for its end.
-    check_redelivery(tmp_path, f"memory://{uuid.uuid4().hex}?lease_s=5", "orders", monkeypatch, lease_s=5.0)
+def test_a_segment_accounts_for_as_many_marks_as_it_holds_messages():
+    twice = unsettled(delivery(), delivery())
+    found = sift([delivery()] * 5, twice, Counter(), BARE)
+    assert (len(found.rows), Counter(found.marks)) == (5, Counter({POSSIBLE: 2, None: 3}))
+    later = sift([delivery()] * 5, twice, Counter(found.marked), BARE)
+    assert later.marks == [None] * 5
+    other = {**twice, "2-1": twice["1-0"]}
+    assert Counter(name for name, _ in sift([delivery()] * 5, other, Counter(found.marked), BARE).marked) == {
+        "2-1": 2
+    }
 
 
-def check_redelivery(folder: Path, url: str, queue: str, monkeypatch, lease_s: float = 0.0) -> None:
-    broker: Broker = connect(url)
-    bodies = bodies_of(40)
-    broker.publish(queue, [Outgoing(body=body) for body in bodies])
-    options = options_of(folder, url, queue)
-    planner = Planner(options)
-    end = planner.latest(dict(START), 20, None)
-    (share,) = planner.parts(dict(START), end)
-    frozen = dies_before_the_ack(share, options, monkeypatch)
-    assert len(frozen) == 20
-    planner.close()
-    time.sleep(lease_s and lease_s + 1.0)
-    rest = drained(options, end, finish=end)
-    assert Counter(frozen + rest) == Counter(bodies)
-    assert owed.Owed(share.place, broker.traits).came() == 20
-    # As many equal ones as were owed have come: the next one is news.
-    broker.publish(queue, [Outgoing(body=EQUAL)])
-    assert drained(options, {**end, "batch": 900}) == [EQUAL]
-    later = Planner(options)
-    later.latest({**end, "batch": 901}, 1, None)
-    assert later.latest_known()["came_again"] == 20
-    later.close()
-    found = broker.depth(queue)
-    assert (found.ready, found.reserved or 0) == (0, 0)
-    broker.close()
+bodies = st.sampled_from([b"{", b"[]", b"\xff", b"x"])
 
 
-@pytest.mark.live("rabbitmq")
-def test_a_twin_of_the_same_batch_knows_what_its_neighbour_froze(server, tmp_path, monkeypatch):
-    queue = f"owed.{uuid.uuid4().hex}"
-    broker = connect(server.url)
-    bodies = bodies_of(20)
-    broker.publish(queue, [Outgoing(body=body) for body in bodies])
-    options = options_of(tmp_path, server.url, queue)
-    planner = Planner(options)
-    end = {**START, "stream": "default", "epoch": "e", "batch": 1, "shares": [(queue, 12, None)] * 2}
-    Landing(tmp_path / "landing" / "default" / "e").begin()
-    first, second = planner.parts(dict(START), end)
-    frozen = dies_before_the_ack(first, options, monkeypatch)
-    assert len(frozen) == 12
-    rest = read(second, options)
-    assert Counter(frozen + rest) == Counter(bodies)
-    planner.close()
-    broker.close()
+@given(captured=st.lists(bodies), lost_acks=st.data(), new=st.lists(bodies), mixed=st.randoms())
+def test_without_positions_nothing_is_dropped_and_no_surplus_row_lacks_a_mark(
+    captured, lost_acks, new, mixed
+):
+    """However often acks are lost and whatever arrives beside: rows - marks <= messages <= rows, per body."""
+    again = lost_acks.draw(st.lists(st.sampled_from(captured), unique=False) if captured else st.just([]))
+    again = list((Counter(again) & Counter(captured)).elements())
+    arriving = [*again, *new]
+    mixed.shuffle(arriving)
+    held, rows, marks = unsettled(*map(delivery, captured)), list(captured), []
+    marked: Counter[tuple[str, bytes]] = Counter()
+    while arriving:  # in reserves of any size
+        size = mixed.randint(1, len(arriving))
+        found = sift([delivery(body) for body in arriving[:size]], held, marked, BARE)
+        arriving = arriving[size:]
+        assert found.known == []
+        marked.update(found.marked)
+        rows += [kept.body for kept in found.rows]
+        marks += [kept.body for kept, mark in zip(found.rows, found.marks, strict=True) if mark]
+    messages = Counter(captured) + Counter(new)
+    for body in {*rows, *messages}:
+        assert rows.count(body) - marks.count(body) <= messages[body] <= rows.count(body)
 
 
-@pytest.mark.live("rabbitmq")
-def test_what_was_acknowledged_after_all_swallows_no_message_equal_to_it(server, tmp_path, monkeypatch):
-    """The task died between the ack and its mark. Equal messages come later, and come a second time because
-    a consumer that held them died: they are news all the same."""
-    queue = f"owed.{uuid.uuid4().hex}"
-    broker = connect(server.url)
-    bodies = bodies_of(40)
-    broker.publish(queue, [Outgoing(body=body) for body in bodies])
-    options = options_of(tmp_path, server.url, queue)
-    planner = Planner(options)
-    end = planner.latest(dict(START), 40, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(freeze.Place, "mark_settled", lambda self: None)
-        frozen = [body for share in planner.parts(dict(START), end) for body in read(share, options)]
-    assert Counter(frozen) == Counter(bodies)
-    later = [EQUAL] * 3 + bodies[1:3] + bodies_of(60)[40:]
-    broker.publish(queue, [Outgoing(body=body) for body in later])
-    doomed = connect(server.url)
-    assert len(doomed.reserve(queue, 100, 5.0)) == len(later)
-    doomed.close()
-    assert Counter(drained(options, end, finish=end)) == Counter(later)
-    planner.close()
-    broker.close()
+@given(
+    messages=st.lists(bodies, max_size=20),
+    seen=st.sets(st.integers(0, 19)),
+    order=st.lists(st.integers(0, 19)),
+)
+def test_with_positions_every_message_is_one_row(messages, seen, order):
+    named = [delivery(body, position=str(n)) for n, body in enumerate(messages)]
+    captured = [named[n] for n in sorted(seen) if n < len(named)]
+    first = [named[n] for n in range(len(named)) if n not in seen]
+    arriving = [*(named[n] for n in order if n < len(named) and n in seen), *first]
+    found = sift(arriving, unsettled(*captured), Counter(), NAMED)
+    assert sorted(d.position for d in (*captured, *found.rows)) == sorted(d.position for d in named)
+    assert found.marked == []
 
 
-def test_a_reservation_that_ended_meanwhile_starts_the_attempt_again(tmp_path, monkeypatch):
-    url = f"sqlite://{tmp_path}/q.db?lease_s=2"
-    broker = connect(url)
-    bodies = bodies_of(10)
-    broker.publish("orders", [Outgoing(body=body) for body in bodies])
-    planner = Planner(options_of(tmp_path, url, "orders"))
-    options = options_of(tmp_path, url, "orders")
-    end = planner.latest(dict(START), 10, None)
-    (share,) = planner.parts(dict(START), end)
-    honest, other = freeze.chunk_of, []
-
-    def stopped(*args):
-        # As if the process had been frozen: the lease ends, and somebody else has the messages.
-        monkeypatch.setattr(freeze, "chunk_of", honest)
-        time.sleep(2.5)
-        other.extend(broker.reserve("orders", 4, 0))
-        return honest(*args)
-
-    monkeypatch.setattr(freeze, "chunk_of", stopped)
-    mine = read(share, options)
-    assert len(other) == 4
-    assert Counter([*mine, *(delivery.body for delivery in other)]) == Counter(bodies)
-    planner.close()
-    broker.close()
+def test_a_message_is_alike_when_only_the_count_that_its_broker_keeps_in_it_differs():
+    laravel = Traits(name="laravel", lapse_counts=True)
+    body = encode(build("urn:babel:a:b", {}))
+    for before, after in ((body, retry_copy(body)), (b"{", b"{"), (b'{"attempts": 9', b'{"attempts": 10')):
+        held = unsettled(delivery(before), traits=laravel)
+        assert sift([delivery(after)], held, Counter(), laravel).marks == [POSSIBLE]
+    assert sift([delivery(retry_copy(body))], unsettled(delivery(body)), Counter(), BARE).marks == [None]
 
 
-def test_debts_are_forgotten_after_a_day(tmp_path):
-    folder = tmp_path / "owed"
-    folder.mkdir()
-    for name in ("1-0.owed", "1-0.came"):
-        (folder / name).write_bytes(b"x" * 16)
-    place = freeze.Place(str(tmp_path), 1, 0)
-    debts = owed.Owed(place, connect(f"memory://{uuid.uuid4().hex}").traits)
-    debts.forget_old()
-    assert len(list(folder.iterdir())) == 2
-    debts.forget_old(time.time() + owed.KEPT_S + 60)
-    assert list(folder.iterdir()) == []
+def test_fingerprints_keep_queue_position_and_body_apart():
+    given = (("a", "b", b"c"), ("ab", "", b"c"), ("a", "", b"bc"))
+    assert len({fingerprint(*one, BARE) for one in given}) == 3
+
+
+def test_a_broker_that_says_nothing_is_compared():
+    assert may_be_redelivery(delivery(), BARE)
+    assert not may_be_redelivery(delivery(redelivered=False), BARE)
+
+
+def test_before_its_lease_has_ended_a_reservation_was_acknowledged():
+    leased = Traits(name="leased", lease_s=60)
+    assert not may_have_lapsed(delivery(received_ms=1_000), 60_900, leased)
+    assert may_have_lapsed(delivery(received_ms=1_000), 61_100, leased)
