@@ -13,6 +13,7 @@ from shinar.brokers import Delivery, Outgoing, connect
 from shinar.cli.main import main
 from shinar.pipeline.pipeline import Pipeline
 from shinar.redrive import Chosen, LakeSeen, Ledger, Redrive, Spec, read_letters, summarise
+from shinar.redrive.letters import partitions
 from shinar.redrive.letters.letter import read
 from shinar.redrive.letters.read import deliveries
 from shinar.redrive.spark import TRAITS, letters_of_lake, summarise_lake, summarise_spooled
@@ -100,7 +101,7 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_queue_counted_by_spark(
     queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("shinar.redrive.letters.partitions.ROWS", 23)
+    monkeypatch.setattr(partitions, "ROWS", 23)
     monkeypatch.setattr("shinar.redrive.spark.FEWEST_FILES", 2)
     broker = connect(queue)
     ledger = Ledger(tmp_path / "ledger.db")
@@ -132,9 +133,7 @@ def test_the_command_chooses_by_the_depth(
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] == answers[2]
     assert sum(json.loads(line)["died_again"] for line in answers[0].splitlines()) == 7
-    monkeypatch.setattr(
-        "shinar.cli.commands.dead_letters.summary.chosen_of", None
-    )  # what Python would read with
+    monkeypatch.setattr("shinar.redrive.summarise", None)  # what Python would count with
     assert main(["dlq", "summary", queue, "--json", "--spark-above", "100"]) == 0
     assert capsys.readouterr().out == answers[0]
 

@@ -16,6 +16,7 @@ from shinar.envelope import SCHEMA_VERSION, judge
 from shinar.errors import BodyTooLarge, ContractError, MissingExtra
 from shinar.redrive.ledger.history import History
 from shinar.redrive.letters.letter import Letter, Name, Nature, copy_of, name_of
+from shinar.redrive.letters.repair import repaired
 from shinar.redrive.model import ALREADY, Spec
 from shinar.settlement.names import dead_letter_queue, family_queue
 from shinar.settlement.traits import Traits
@@ -111,6 +112,8 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
+    #: As it was judged: repaired, if the job repairs it.
+    letter: Letter
     target: str
     #: "" when it goes; otherwise why it stays.
     why: str = ""
@@ -125,19 +128,19 @@ def decide(letter: Letter, known: Known, rules: JobRules) -> Decision:
     target = rules.to.queue or letter.target(rules.source)
     stays = _unfit(letter, known, rules.spec) or _misdirected(letter, target, rules)
     if stays:
-        return Decision(target, stays, generation=known.generation + 1)
+        return Decision(letter, target, stays, generation=known.generation + 1)
     try:
         body, new_id = copy_of(letter), ""
         if rules.patch is not None:
             body, new_id = rules.patch.apply(letter, body, known.new_id)
     except ContractError as exc:
-        return Decision(target, f"{PATCH}: {exc}", generation=known.generation + 1)
+        return Decision(letter, target, f"{PATCH}: {exc}", generation=known.generation + 1)
     carrier = rules.to.traits_of(target)
     why = _invalid(body, rules) or cannot_carry(body, carrier)
     if not why and not new_id and not rules.to.moves:
         times_ms = [at_ms for at_ms in (letter.created_ms, known.sent_ms) if at_ms is not None]
         why = swallowed(max(times_ms, default=None), carrier, known.now_ms)
-    return Decision(target, why, body, new_id, known.generation + 1)
+    return Decision(letter, target, why, body, new_id, known.generation + 1)
 
 
 def _unfit(letter: Letter, known: Known, spec: Spec) -> str:
@@ -187,23 +190,27 @@ class Checks:
         history: History,
         *,
         source_key: str,
+        queue: str,
         job_id: str = "",
         succeeded: Seen | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._rules = rules
         self._history = history
-        self._source_key = source_key
+        self._source = (source_key, queue)
         self._job = job_id
         self._succeeded = succeeded
         self._clock = clock
         self._going: dict[str, int] = {}
 
     def decide(self, letters: Sequence[Letter], new_ids: Sequence[str] = ()) -> list[Decision]:
+        """`letters` as they are in the queue: a repair happens here, and nowhere else."""
+        names = [name_of(letter.delivery, self._rules.source) for letter in letters]
+        letters = [repaired(letter, self._rules.spec.repair) for letter in letters]
         ids = [letter.id for letter in letters if letter.id]
         done = self._succeeded.seen(ids) if self._succeeded is not None and ids else set()
         generations = self._history.generations(ids, besides=self._job)
-        sent_by = self._sent_by(letters)
+        sent_by = self._sent_by(names)
         decisions: list[Decision] = []
         for at, letter in enumerate(letters):
             known = Known(
@@ -211,7 +218,7 @@ class Checks:
                 succeeded=letter.id in done,
                 generation=generations.get(letter.id or "", 0),
                 sent_ms=self._sent_ms(letter),
-                sent_by=sent_by.get(name_of(letter.delivery, self._rules.source), ""),
+                sent_by=sent_by.get(names[at], ""),
                 new_id=new_ids[at] if new_ids else "",
             )
             decision = decide(letter, known, self._rules)
@@ -220,12 +227,10 @@ class Checks:
             decisions.append(decision)
         return decisions
 
-    def _sent_by(self, letters: Sequence[Letter]) -> dict[Name, str]:
-        if not self._rules.source.replayable or not letters:
+    def _sent_by(self, names: Sequence[Name]) -> dict[Name, str]:
+        if not self._rules.source.replayable:
             return {}
-        names = [name_of(letter.delivery, self._rules.source) for letter in letters]
-        queue = letters[0].delivery.queue
-        return self._history.sent_before(self._source_key, queue, names, besides=self._job)
+        return self._history.sent_before(*self._source, names, besides=self._job)
 
     def _sent_ms(self, letter: Letter) -> int | None:
         if not self._repeats_are_dropped(letter):

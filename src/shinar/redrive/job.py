@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from shinar.brokers import parse, traits
+from shinar.brokers import Broker, parse, traits
 from shinar.brokers.url import BrokerUrl
 from shinar.clock import SYSTEM, Clock
 from shinar.delivery.throttle import Pace
@@ -27,6 +27,7 @@ from shinar.redrive.ledger.lines import Job, JobState, Line, LineState, without_
 from shinar.redrive.ledger.owner import whoami
 from shinar.redrive.letters.letter import Letter, Name, name_of
 from shinar.redrive.letters.read import UNREACHED, browse, read_letters, reserved_count
+from shinar.redrive.letters.repair import require_known
 from shinar.redrive.model import Receipt, Spec, endpoint
 from shinar.redrive.plan import Plan, Record, make_plan
 from shinar.redrive.select.selection import Chosen
@@ -35,7 +36,14 @@ from shinar.redrive.send.breaker import Breaker
 from shinar.redrive.send.match import Matcher
 from shinar.redrive.send.patch import Function, Patch
 from shinar.redrive.send.rate import in_hand, paced, step_of
-from shinar.redrive.send.route import RedriveRoute, acks_are_certain, open_route, refuse_impossible, target_of
+from shinar.redrive.send.route import (
+    RedriveRoute,
+    acks_are_certain,
+    open_route,
+    open_source,
+    refuse_impossible,
+    target_of,
+)
 from shinar.redrive.send.scan import LAPSE_MARGIN_S, QUIET_S, Growth, QueuePass
 from shinar.redrive.send.sender import LetterSender
 from shinar.redrive.send.watch import RunWatch, Stop
@@ -78,7 +86,10 @@ class Redrive:
         validate: Validate | None = None,
         patch: Function | None = None,
         clock: Clock = SYSTEM,
+        source: Broker | None = None,
     ) -> None:
+        """`source` is read instead of the broker of the URL: a lake, which no URL scheme opens."""
+        self._source = source
         self.url = parse(url) if isinstance(url, str) else url
         self.queue = queue or self.url.queue
         if not self.queue:
@@ -95,13 +106,31 @@ class Redrive:
         self._patch = Patch(self.spec.sets, patch) if self.spec.sets or patch else None
         _require_again(self.spec.patch, patch, "--patch")
         _require_again(self.spec.skip_succeeded, succeeded, "--skip-succeeded")
+        require_known(self.spec.repair)
         self._chosen = Chosen(
             where=self.spec.where,
+            where_errors=self.spec.where_errors,
             fingerprint=self.spec.fingerprint,
             since_ms=self.spec.since_ms,
             ids=self.spec.ids,
         )
         self._stop = Stop()
+
+    @property
+    def traits(self) -> Traits:
+        """Of the source."""
+        return traits(self.url) if self._source is None else self._source.traits
+
+    @property
+    def where_skipped(self) -> int:
+        """Dead letters that were left out because `where` raised an error."""
+        return self._chosen.skipped
+
+    @contextmanager
+    def opened(self) -> Iterator[Broker]:
+        """The source, to look at it."""
+        with open_source(self.url, self._source, self._clock) as source:
+            yield source
 
     def means(self, letter: Letter) -> bool:
         """Whether the job's choice includes this one."""
@@ -185,9 +214,9 @@ class Redrive:
     ) -> Receipt:
         """Plan where the broker can be looked at, then send. Without browse (and without `reserve`) the
         chosen ones are found on the way. A broker that fails pauses the job; the receipt says so."""
-        refuse_impossible(self.url, self.target_url, self.spec)
+        refuse_impossible(self.traits, self.target_url, self.spec)
         if job is None:
-            can_look = traits(self.url).browse or reserve
+            can_look = self.traits.browse or reserve
             job = self.prepare(reserve=reserve)[0] if can_look else self._new_job(planned=False)
         return self._go(job, resumed=False, progress=progress, waits=waits)
 
@@ -222,7 +251,7 @@ class Redrive:
     def _interrupted(self, job: Job, note: str) -> None:
         """The connection may have gone down with the last acknowledgements in it."""
         self.ledger.pause(job.id, note)
-        if not acks_are_certain(self.url, self.target_url):
+        if not acks_are_certain(self.traits, self.url, self.target_url):
             self.ledger.doubt_acks(job.id, DOUBT_MS)
 
     def _recover(self, job: Job, route: RedriveRoute, *, crashed: bool) -> None:
@@ -310,7 +339,7 @@ class Redrive:
         if route.moves:
             self.ledger.settle_intents(job.id)
         self.ledger.give_up(job.id, f"{GONE}: not handed out")
-        if route.log:
+        if route.log and self._source is None:
             advance(self.ledger, self.url, route.source, self.queue)
         self.ledger.finish(job.id)
 
@@ -361,6 +390,7 @@ class Redrive:
             JobRules(self.spec, route.source.traits, to, self._validate, self._patch),
             self.ledger,
             source_key=endpoint(self.url),
+            queue=self.queue,
             job_id=job_id,
             succeeded=self._succeeded,
             clock=self._clock,
@@ -375,8 +405,8 @@ class Redrive:
 
     @contextmanager
     def _route(self) -> Iterator[RedriveRoute]:
-        refuse_impossible(self.url, self.target_url, self.spec)
-        with open_route(self.url, self.target_url, self._clock) as route:
+        refuse_impossible(self.traits, self.target_url, self.spec)
+        with self.opened() as source, open_route(source, self.url, self.target_url, self._clock) as route:
             yield route
 
 

@@ -39,6 +39,8 @@ class Spec(msgspec.Struct, frozen=True):
     """The choices of a job, as they are kept in the ledger. No secret may be in here."""
 
     where: str = ""
+    #: What happens to a dead letter for which `where` raises: fail, or skip it.
+    where_errors: str = "fail"
     fingerprint: str = ""
     since_ms: int | None = None
     limit: int | None = None
@@ -62,6 +64,8 @@ class Spec(msgspec.Struct, frozen=True):
     any_target: bool = False
     #: Where finished messages are looked up (idempotency store or lake), without its secrets.
     skip_succeeded: str = ""
+    #: Name of a repair for records that are nearly envelopes; see letters.repair.
+    repair: str = ""
 
     @property
     def patches(self) -> bool:

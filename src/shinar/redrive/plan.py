@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from shinar.envelope.text import scan_object
 from shinar.redrive.eligibility import Checks, Decision
 from shinar.redrive.ledger.lines import Line, LineState
 from shinar.redrive.letters.letter import Letter, Name, name_of
@@ -15,8 +16,9 @@ from shinar.settlement.traits import Traits
 
 #: Letters checked at once.
 CHUNK: Final = 200
-#: Messages shown by a dry run.
+#: Messages shown by a dry run, and characters of a payload in it.
 SAMPLE: Final = 5
+SAMPLE_CHARS: Final = 2_000
 
 #: Gives the lines back as they are kept: some may be claimed by another job.
 Record = Callable[[Sequence[Line]], Sequence[Line]]
@@ -30,6 +32,9 @@ class Shown(msgspec.Struct, frozen=True):
     target: str
     error: str | None
     exception: str | None
+    #: The payload before and after --set, --patch or --repair, as JSON; "" where nothing changes it.
+    before: str = ""
+    after: str = ""
 
 
 class Plan(msgspec.Struct):
@@ -80,8 +85,10 @@ def make_plan(
         names = [name_of(letter.delivery, traits) for letter in page]
         picked = [pair for pair in zip(page, names, strict=True) if chosen(pair[0])]
         plan.looked += len(page)
-        lines = record(_lines(plan, picked, checks, limit))
-        _count(plan, lines, {name: letter for letter, name in picked})
+        decided = _decided(plan, picked, checks, limit)
+        lines = record([_line(*one) for one in decided])
+        for line, (letter, _, made) in zip(lines, decided, strict=True):
+            _count(plan, line, letter, made)
         going = {line.name for line in lines if line.state == LineState.PLANNED}
         plan.anchor = plan.anchor or next((x.position or x.digest for x in names if x not in going), "")
         if limit is not None and plan.selected >= limit and plan.anchor:
@@ -90,11 +97,11 @@ def make_plan(
     return plan
 
 
-def _lines(
+def _decided(
     plan: Plan, picked: Sequence[tuple[Letter, Name]], checks: Checks, limit: int | None
-) -> list[Line]:
+) -> list[tuple[Letter, Name, Decision]]:
     decisions = checks.decide([letter for letter, _ in picked])
-    lines: list[Line] = []
+    decided: list[tuple[Letter, Name, Decision]] = []
     for (letter, name), made in zip(picked, decisions, strict=True):
         if limit is not None and plan.selected >= limit:
             break
@@ -102,14 +109,14 @@ def _lines(
             plan.already += 1
             continue
         plan.selected += 1
-        lines.append(_line(letter, name, made))
-    return lines
+        decided.append((letter, name, made))
+    return decided
 
 
 def _line(letter: Letter, name: Name, made: Decision) -> Line:
     return Line(
         name.digest,
-        id=letter.id or "",
+        id=made.letter.id or "",
         position=name.position,
         target=made.target,
         state=LineState.SKIPPED if made.why else LineState.PLANNED,
@@ -119,21 +126,35 @@ def _line(letter: Letter, name: Name, made: Decision) -> Line:
     )
 
 
-def _count(plan: Plan, lines: Sequence[Line], letters: dict[Name, Letter]) -> None:
-    for line in lines:
-        if line.state == LineState.SKIPPED:
-            kind = kind_of(line.why)
-            plan.skipped += 1
-            plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
-            plan.examples.setdefault(kind, line.why)
-            continue
-        plan.sendable += 1
-        plan.died_again += line.generation > 1
-        plan.bytes += line.bytes
-        plan.targets[line.target] = plan.targets.get(line.target, 0) + 1
-        if len(plan.sample) < SAMPLE:
-            shown = letters[line.name]
-            plan.sample.append(Shown(shown.id, shown.urn, line.target, shown.error, shown.exception))
+def _count(plan: Plan, line: Line, letter: Letter, made: Decision) -> None:
+    if line.state == LineState.SKIPPED:
+        kind = kind_of(line.why)
+        plan.skipped += 1
+        plan.why_skipped[kind] = plan.why_skipped.get(kind, 0) + 1
+        plan.examples.setdefault(kind, line.why)
+        return
+    plan.sendable += 1
+    plan.died_again += line.generation > 1
+    plan.bytes += line.bytes
+    plan.targets[line.target] = plan.targets.get(line.target, 0) + 1
+    if len(plan.sample) < SAMPLE:
+        plan.sample.append(_shown(letter, made))
+
+
+def _shown(letter: Letter, made: Decision) -> Shown:
+    before = after = ""
+    if made.letter.message is not None:
+        before, after = _payload(letter.delivery.body), _payload(made.body)
+    if before == after:
+        before = after = ""
+    return Shown(made.letter.id, made.letter.urn, made.target, letter.error, letter.exception, before, after)
+
+
+def _payload(body: bytes) -> str:
+    """The text of `data`, as far as a person wants to read it in a sample."""
+    found = scan_object(body).last("data")
+    text = found.value(body).decode("utf-8", "backslashreplace") if found is not None else "null"
+    return text if len(text) <= SAMPLE_CHARS else f"{text[:SAMPLE_CHARS]}…"
 
 
 def _pages(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from shinar.brokers import Delivery, connect
+from shinar.brokers import Delivery
 from shinar.envelope.fingerprint import error_template
 from shinar.redrive.job import Redrive
 from shinar.redrive.letters.letter import Letter, Nature, copy_of
@@ -51,20 +51,15 @@ def rehearse(
 ) -> Rehearsal:
     routes = (handlers if isinstance(handlers, Handlers) else Handlers(handlers)).routes
     result = Rehearsal()
-    broker = connect(redrive.url)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, redrive.opened() as broker:
         targets = {
             urn: Target(*compile_route(route, (), _run_with(runner)), DEFAULT_POLICY)
             for urn, route in routes.items()
         }
-        try:
-            found = read_letters(broker, redrive.queue, reserve=reserve)
-            with closing(found):
-                chosen = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
-                for letter in islice(chosen, sample):
-                    result.add(_run(targets, broker.traits, letter))
-        finally:
-            broker.close()
+        with closing(read_letters(broker, redrive.queue, reserve=reserve)) as found:
+            chosen = (x for x in found if x.nature is Nature.DEAD and redrive.means(x))
+            for letter in islice(chosen, sample):
+                result.add(_run(targets, broker.traits, letter))
     return result
 
 

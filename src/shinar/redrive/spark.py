@@ -1,4 +1,4 @@
-"""The same looks on Spark, over a lake's tables or a queue too long for one process.
+"""The views of dead letters on Spark, over a lake's tables or a queue too long for one process.
 
 Every task counts with the very same code as `summarise`, and only counters come back: neither the
 driver nor the JVM holds bodies, however many there are. Nothing here settles anything.
@@ -21,17 +21,15 @@ from shinar.redrive.ledger.ledger import Ledger
 from shinar.redrive.letters.letter import Letter, read
 from shinar.redrive.letters.partitions import files, spooled
 from shinar.redrive.letters.summary import Summary, summarise
+from shinar.redrive.letters.table_rows import COLUMNS, TRAITS, delivery_of
 from shinar.redrive.select.selection import Chosen
 from shinar.settlement.traits import Traits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: How a row of the tables is read: the gate's property under its usual name.
-TRAITS: Final = Traits(name="lake", gate_property="bq-schema-version")
 #: Files that one job counts: two for each task that runs at a time, and at least so many.
 FEWEST_FILES: Final = 8
-_COLUMNS: Final = ("body", "queue", "received_at", "properties", "position", "headers", "key")
 _SHAPE: Final = (
     "body binary, queue string, received_at timestamp, properties map<string,string>, position string, "
     "headers map<string,string>, key binary, died_at timestamp, id string"
@@ -41,8 +39,8 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def summarise_lake(spark: SparkSession, lake: Any, *, ledger: str = "", **choice: Any) -> Summary:
-    """`lake` is a store of shinar.pipeline; `choice` are the arguments of `Chosen`. With the place of a
-    `ledger`, which every task must reach, what died again is told too."""
+    """`lake` is a store of shinar.pipeline; `choice` are the arguments of `Chosen`. With the location of a
+    `ledger`, which every task must reach, what died again is counted too."""
 
     def count(batches: Batches) -> Batches:
         found = (letter for batch in batches for letter in _letters(batch))
@@ -59,11 +57,11 @@ def letters_of_lake(
     from pyspark.sql import functions as F
 
     died = F.coalesce("dl_failed_at", "received_at").alias("died_at")
-    rows = _rows(spark, lake).select(*_COLUMNS, died, "id")
+    rows = _rows(spark, lake).select(*COLUMNS, died, "id")
     found = rows.mapInArrow(partial(_chosen_rows, choice), _SHAPE)
     if limit is not None:
         found = found.orderBy("died_at", "id", "position").limit(limit)
-    for row in found.select(*_COLUMNS).toLocalIterator():
+    for row in found.select(*COLUMNS).toLocalIterator():
         yield _letter(*row)
 
 
@@ -147,23 +145,13 @@ def _chosen_rows(choice: dict[str, Any], batches: Batches) -> Batches:
 
 
 def _letters(batch: pa.RecordBatch) -> Iterator[Letter]:
-    columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+    columns = [batch.column(name).to_pylist() for name in COLUMNS]
     for row in zip(*columns, strict=True):
         yield _letter(*row)
 
 
 def _letter(*row: Any) -> Letter:
-    body, queue, received_at, properties, position, headers, key = row
-    delivery = Delivery(
-        bytes(body or b""),
-        queue or "",
-        headers=dict(headers or ()),
-        properties=dict(properties or ()),
-        key=None if key is None else bytes(key),
-        received_ms=round(received_at.timestamp() * 1000) if received_at else 0,
-        position=position or "",
-    )
-    return read(delivery, TRAITS)
+    return read(delivery_of(*row), TRAITS)
 
 
 # -- parts

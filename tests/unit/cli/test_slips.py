@@ -199,7 +199,7 @@ def test_a_full_disk(url: str) -> None:
         (["redrive", "list", "--ledger", "file/x.db"], "ledger"),
         (["dlq", "list", "{url}", "--ids", "file"], "not UTF-8"),
         (["dlq", "list", "{url}", "--since", "99999999999d"], "years"),
-        (["dlq", "list", "{url}", "--where", "exception"], "no condition"),
+        (["dlq", "list", "{url}", "--where", "exception"], "not a condition"),
         (["worker", "app:handlers", "--url", "{url}", "--log-level", "foo"], "not one of debug"),
         (["worker", "app:__name__", "--url", "{url}"], "is a str"),
         (["worker", "app:handlers", "--url", "{url}", "--prefetch", "-1", "--until-empty"], "prefetch"),

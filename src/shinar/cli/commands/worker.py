@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from shinar.cli.support.output import add_output, add_settings, address, emit, settings_of
 from shinar.cli.support.settings import Settings
+from shinar.cli.support.user_code import load_object
 from shinar.errors import ConfigError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -206,28 +205,11 @@ def _check(settings: Settings) -> None:
 def _handlers(text: str) -> Any:
     from shinar.worker import Handlers
 
-    found = load_handlers(text)
+    found = load_object(text, "handlers", "app:handlers")
     if not isinstance(found, (Handlers, Mapping)):
         kind = type(found).__name__
         raise ConfigError(f"{text} is a {kind}, neither Handlers nor a mapping of URNs", setting="handlers")
     return found
-
-
-def load_handlers(text: str) -> Any:
-    module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"{text!r}: write module:name, such as app:handlers", setting="handlers")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        if exc.name != module_name.split(".")[0] and exc.name != module_name:
-            raise
-        raise ConfigError(f"no module {module_name!r} here or on the path", setting="handlers") from None
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        raise ConfigError(f"module {module_name} has no {name!r}", setting="handlers") from None
 
 
 def policy_of(settings: Settings) -> Any:

@@ -1,26 +1,55 @@
-"""What the views of `shinar dlq` share: where the dead letters come from, times, plain values."""
+"""What `shinar dlq` and `shinar redrive` share: flags that select, where dead letters come from, notes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.output import address, settings_of
 from shinar.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shinar.brokers import Broker, BrokerUrl, Delivery
-    from shinar.redrive import Ledger, Letter
-    from shinar.settlement import Traits
+    from shinar.brokers import Broker
+    from shinar.redrive import Chosen, Ledger, Letter
 
-#: Records the ledger is asked about at once.
-PAGE: Final = 500
-One = TypeVar("One")
+WHERE_HELP: Final = """\
+--where is a Spark SQL condition. Columns: urn, exception, error, reason, lang, queue, original_queue,
+attempts, created_at, failed_at, id, trace_id, fingerprint; and data.field, data.items[0].sku for the payload.
+  --where "exception like '%GatewayTimeout' and failed_at > '2026-11-15 02:10:00'"
+  --where "data.amount >= 100 and lang in ('php', 'go')"
+A dead letter for which Spark would raise an error stops the command, or is left out with --where-errors skip.
+"""
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or len(text) > 18 or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """The flags that select dead letters."""
+    group = parser.add_argument_group("selecting")
+    group.add_argument("--where", default="", metavar="SQL", help="a Spark SQL condition; see below")
+    group.add_argument(
+        "--where-errors",
+        choices=("fail", "skip"),
+        default="fail",
+        help="what to do with a dead letter for which --where raises (default fail)",
+    )
+    group.add_argument(
+        "--fingerprint", default="", help="one kind of failure, by the start of its fingerprint"
+    )
+    group.add_argument("--since", default="", help="failed since: 24h, 7d, or a date and time in UTC")
+    group.add_argument("--limit", type=positive, metavar="N", help="at most N dead letters")
+    group.add_argument("--ids", metavar="FILE", help="only the message ids in this file, one per line")
+    group.add_argument(
+        "--reserve", action="store_true", help="read by reserving, for brokers that cannot be browsed"
+    )
 
 
 def from_lake(args: argparse.Namespace) -> bool:
@@ -32,6 +61,7 @@ def choice_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `Chosen`."""
     return {
         "where": args.where,
+        "where_errors": args.where_errors,
         "fingerprint": args.fingerprint,
         "since_ms": since_ms(args.since),
         "ids": ids_of(args.ids),
@@ -47,18 +77,19 @@ def opened(args: argparse.Namespace) -> Iterator[tuple[Broker, str]]:
     broker = connect(url)
     try:
         if args.reserve and not args.quiet and (text := side_effect(broker)):
-            print(f"note: {text}", file=sys.stderr)
+            note(text)
         yield broker, queue
     finally:
         broker.close()
 
 
 @contextmanager
-def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Iterator[Letter], int | None]]:
-    """(the chosen ones, how many there are at most as far as anybody knows), of a queue or of a lake."""
+def selected(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Iterator[Letter], int | None]]:
+    """(the selected dead letters, how many there are at most as far as is known), of a queue or of a lake."""
+    from shinar.redrive import Chosen
+
     if from_lake(args):
         from shinar.cli.support.lake import lake_store, spark_session
-        from shinar.redrive import Chosen
 
         store = lake_store(settings_of(args))
         choice = choice_of(args)
@@ -67,16 +98,17 @@ def looked_at(args: argparse.Namespace, limit: int | None) -> Iterator[tuple[Ite
 
         yield letters_of_lake(spark_session(args.master), store, limit=limit, **choice), limit
         return
-    with opened(args) as (broker, queue):
-        yield chosen_of(args, broker, queue, limit), total(broker, queue)
-
-
-def chosen_of(
-    args: argparse.Namespace, broker: Broker, queue: str, limit: int | None = None
-) -> Iterator[Letter]:
-    from shinar.redrive import Chosen, read_letters
-
     chosen = Chosen(**choice_of(args))
+    with opened(args) as (broker, queue):
+        yield selected_of(args, broker, queue, chosen, limit), total(broker, queue)
+    say_skipped(args, chosen)
+
+
+def selected_of(
+    args: argparse.Namespace, broker: Broker, queue: str, chosen: Chosen, limit: int | None = None
+) -> Iterator[Letter]:
+    from shinar.redrive import read_letters
+
     with closing(read_letters(broker, queue, reserve=args.reserve)) as found:
         shown = 0
         for letter in found:
@@ -91,55 +123,55 @@ def total(broker: Broker, queue: str) -> int | None:
     return broker.depth(queue).ready if broker.traits.depth else None
 
 
-class SentBack:
-    """For a log, which keeps what was sent back: which of its records the ledger says are done with."""
+# -- notes on stderr
 
-    def __init__(self, url: BrokerUrl, queue: str, known: Traits, ledger: Ledger | None) -> None:
-        self._ledger = ledger if known.replayable else None
-        self._traits = known
-        from shinar.redrive.model import endpoint
 
-        self._place = (endpoint(url), queue)
-        #: Records left out so far.
-        self.count = 0
+def note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
-    def by(self, deliveries: Sequence[Delivery]) -> list[str]:
-        """The job that sent each of them back, or ""."""
-        if self._ledger is None:
-            return [""] * len(deliveries)
-        from shinar.redrive.letters.letter import name_of
 
-        names = [name_of(delivery, self._traits) for delivery in deliveries]
-        found = self._ledger.sent_before(*self._place, names)
-        return [found.get(name, "") for name in names]
+def say_skipped(args: argparse.Namespace, chosen: Chosen) -> None:
+    if chosen.skipped and not args.quiet:
+        note(f"--where raised an error for {plural(chosen.skipped, 'dead letter')}; they were left out")
 
-    def others(self, found: Iterator[One], delivery_of: Callable[[One], Delivery]) -> Iterator[One]:
-        """Only those that were not sent back."""
-        if self._ledger is None:
-            yield from found
-            return
-        while page := list(islice(found, PAGE)):
-            jobs = self.by([delivery_of(one) for one in page])
-            left = [one for one, job in zip(page, jobs, strict=True) if not job]
-            self.count += len(page) - len(left)
-            yield from left
+
+def say_unseen(args: argparse.Namespace, broker: Broker, queue: str, seen: int) -> None:
+    """After a whole queue was browsed: what it holds and did not show. A Redis list shows nothing of a
+    reservation, not even of one that lapsed, until somebody reserves again."""
+    known = broker.traits
+    if args.quiet or not (known.browse and known.depth) or known.depth_lags or known.replayable:
+        return
+    depth = broker.depth(queue)
+    unseen = (depth.ready or 0) + (depth.reserved or 0) - seen
+    if unseen > 0:
+        note(
+            f"{plural(unseen, 'more message')} cannot be browsed now: reserved by a consumer, or by one that "
+            "has ended. They appear once their leases end and somebody reserves"
+        )
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+# -- the ledger, times, files
 
 
 def ledger_of(args: argparse.Namespace) -> Ledger | None:
     from shinar.redrive import Ledger
 
-    place = ledger_place(args)
-    return Ledger(place) if place else None
+    location = ledger_location(args)
+    return Ledger(location) if location else None
 
 
-def ledger_place(args: argparse.Namespace) -> str:
+def ledger_location(args: argparse.Namespace) -> str:
     """ "" if there is none yet: a look must not create it."""
     from shinar.redrive.ledger.ledger import default_path
 
-    place: str = settings_of(args)["ledger"]
-    if "://" in place:
-        return place
-    path = Path(place).expanduser() if place else default_path()
+    location: str = settings_of(args)["ledger"]
+    if "://" in location:
+        return location
+    path = Path(location).expanduser() if location else default_path()
     return str(path.absolute()) if path.exists() else ""
 
 
@@ -150,10 +182,6 @@ def without_secrets(text: str | None) -> str:
 
     masked = parse(text).masked if text and "://" in text else ""
     return masked if MASK in masked else text or ""
-
-
-def plain(value: object) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def since_ms(text: str) -> int | None:
@@ -169,6 +197,6 @@ def ids_of(file: str | None) -> tuple[str, ...]:
     try:
         return tuple(line.strip() for line in Path(file).read_text("utf-8").splitlines() if line.strip())
     except OSError as exc:
-        raise ConfigError(f"cannot be read: {exc.strerror}", setting="--ids") from None
+        raise ConfigError(f"{file} cannot be read: {exc.strerror}", setting="--ids") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not UTF-8: write one id a line", setting="--ids") from None
+        raise ConfigError(f"{file} is not UTF-8; write one id per line", setting="--ids") from None

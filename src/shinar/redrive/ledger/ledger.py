@@ -46,7 +46,7 @@ _LINE_COLUMNS: Final = Line.__struct_fields__
 _LINE_LIST: Final = ", ".join(_LINE_COLUMNS)
 _RECORD: Final = (
     "UPDATE shinar_redrive_lines SET state = %s, why = %s, target = %s, new_id = %s, copy = %s, "
-    "generation = %s, at_ms = %s WHERE job = %s AND digest = %s AND n = %s"
+    "id = %s, generation = %s, at_ms = %s WHERE job = %s AND digest = %s AND n = %s"
 )
 
 
@@ -213,8 +213,8 @@ class Ledger(History):
         now_ms = self.clock.epoch_ms()
         return [
             (
-                *(str(line.state), line.why, line.target, line.new_id, line.copy, line.generation),
-                *(now_ms, job_id, line.digest, line.n),
+                *(str(line.state), line.why, line.target, line.new_id, line.copy, line.id),
+                *(line.generation, now_ms, job_id, line.digest, line.n),
             )
             for line in lines
         ]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shinar.redrive.select.numbers import arithmetic, rounded, signed
 from shinar.redrive.select.operators import COMPARISONS, DOUBLE_COMPARISONS, like, substring
-from shinar.redrive.select.tree import Call, Column, Constant, Member, Node
+from shinar.redrive.select.tree import Call, Constant, LetterColumn, Node, PayloadMember
 from shinar.redrive.select.typed import FAULTS, Row, Run, Typed, cast, folded, least_decimals, strict
 from shinar.redrive.select.types import (
     BOOLEAN,
@@ -28,7 +28,7 @@ from shinar.redrive.select.types import (
     is_numeric,
 )
 
-Leaves = Mapping[Column | Member, tuple[int, SqlType]]
+Leaves = Mapping[LetterColumn | PayloadMember, tuple[int, SqlType]]
 
 
 def analyze(node: Node, leaves: Leaves) -> Typed:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from shinar.errors import ConfigError, ExpressionError
 from shinar.redrive.select.analyze import analyze
 from shinar.redrive.select.payload import member, typed
-from shinar.redrive.select.tree import COLUMNS, PAYLOAD, Call, Column, Member, Node, Path
+from shinar.redrive.select.tree import COLUMNS, PAYLOAD, Call, LetterColumn, Node, Path, PayloadMember
 from shinar.redrive.select.typed import FAULTS, Run
 from shinar.redrive.select.types import BOOLEAN, TIMESTAMP, VOID, SqlType, TypeMismatch
 
@@ -29,11 +29,11 @@ class Expression:
         self.text, self.setting = text, setting
         self._tree = parse(text, setting)
         leaves = list(dict.fromkeys(_leaves(self._tree)))
-        self._columns = [leaf.name for leaf in leaves if isinstance(leaf, Column)]
-        self._paths = [leaf.path for leaf in leaves if isinstance(leaf, Member)]
+        self._columns = [leaf.name for leaf in leaves if isinstance(leaf, LetterColumn)]
+        self._paths = [leaf.path for leaf in leaves if isinstance(leaf, PayloadMember)]
         self._factors = [1000 if COLUMNS[name] == TIMESTAMP else 0 for name in self._columns]
         #: The path, when the expression is nothing but a member of the payload.
-        self.path: Path | None = self._tree.path if isinstance(self._tree, Member) else None
+        self.path: Path | None = self._tree.path if isinstance(self._tree, PayloadMember) else None
         #: Columns a row must have; "data" among them if the payload is looked at.
         self.columns = (*self._columns, *([PAYLOAD] if self._paths else []))
         self._functions: dict[tuple[SqlType, ...], tuple[SqlType, Run]] = {}
@@ -79,11 +79,11 @@ class Expression:
         return found
 
     def _analyzed(self, types: tuple[SqlType, ...]) -> tuple[SqlType, Run]:
-        leaves: dict[Column | Member, tuple[int, SqlType]] = {}
+        leaves: dict[LetterColumn | PayloadMember, tuple[int, SqlType]] = {}
         for name in self._columns:
-            leaves[Column(name)] = (len(leaves), COLUMNS[name])
+            leaves[LetterColumn(name)] = (len(leaves), COLUMNS[name])
         for path, type_ in zip(self._paths, types, strict=True):
-            leaves[Member(path)] = (len(leaves), type_)
+            leaves[PayloadMember(path)] = (len(leaves), type_)
         found = analyze(self._tree, leaves)
         return found.type, found.run
 
@@ -98,8 +98,8 @@ def parse_path(text: str, setting: str = "--set") -> Path:
     return found
 
 
-def _leaves(node: Node) -> Iterator[Column | Member]:
-    if isinstance(node, Column | Member):
+def _leaves(node: Node) -> Iterator[LetterColumn | PayloadMember]:
+    if isinstance(node, LetterColumn | PayloadMember):
         yield node
     elif isinstance(node, Call):
         for one in node.arguments:

@@ -153,11 +153,11 @@ def substring(text: str, start: int, length: int | None = None) -> str:
     return text[max(begin, 0) : max(end, 0)] if end > begin else ""
 
 
-Matcher = Callable[[str], bool]
+TextTest = Callable[[str], bool]
 
 
 @lru_cache(maxsize=256)
-def like(pattern: str, escape: str) -> Matcher:
+def like(pattern: str, escape: str) -> TextTest:
     """LIKE in time linear in the text and the pattern, whatever the pattern is."""
     segments = _segments(pattern, escape)
     first, last = segments[0], segments[-1]

@@ -18,7 +18,16 @@ from sqlglot.errors import SqlglotError
 
 from shinar.errors import ConfigError
 from shinar.redrive.select.tokens import MAX_CHARS, Refused, checked
-from shinar.redrive.select.tree import COLUMNS, PAYLOAD, Call, Column, Constant, Member, Node, Path
+from shinar.redrive.select.tree import (
+    COLUMNS,
+    PAYLOAD,
+    Call,
+    Constant,
+    LetterColumn,
+    Node,
+    Path,
+    PayloadMember,
+)
 from shinar.redrive.select.types import (
     BIGINT,
     BOOLEAN,
@@ -329,8 +338,8 @@ class _Builder:
 
     def _dot(self, node: Any, depth: int) -> Node:
         base = self.build(node.this, depth + 1)
-        if isinstance(base, Member) and isinstance(node.expression, exp.Identifier):
-            return Member((*base.path, node.expression.name))
+        if isinstance(base, PayloadMember) and isinstance(node.expression, exp.Identifier):
+            return PayloadMember((*base.path, node.expression.name))
         raise self._refused.at(_place(node), "only data has members: data.field")
 
     def _bracket(self, node: Any, depth: int) -> Node:
@@ -339,16 +348,16 @@ class _Builder:
         if not isinstance(index, exp.Literal):
             raise self._refused.at(_place(node), "an index is a number or a name: data.items[0], data['a-b']")
         if index.is_string:
-            return Member((*path, index.this))
+            return PayloadMember((*path, index.this))
         if not index.this.isdigit() or len(index.this) > 9 or int(index.this) > MAX_INDEX:
             raise self._refused.at(_place(index), f"an index is a whole number up to {MAX_INDEX:,}")
-        return Member((*path, int(index.this)))
+        return PayloadMember((*path, int(index.this)))
 
     def _path_of(self, node: Any, depth: int) -> Path:
         if isinstance(node, exp.Column) and [part.name.lower() for part in node.parts] == [PAYLOAD]:
             return ()
         base = self.build(node, depth + 1)
-        if isinstance(base, Member):
+        if isinstance(base, PayloadMember):
             return base.path
         raise self._refused.at(_place(node), "only data has members: data.items[0]")
 
@@ -357,13 +366,13 @@ class _Builder:
         if first == PAYLOAD:
             if len(names) == 1:
                 raise self._refused.at(_place(node), "name a member of the payload: data.field")
-            return Member(tuple(names[1:]))
+            return PayloadMember(tuple(names[1:]))
         if len(names) > 1:
             raise self._refused.at(_place(node), f"{names[0]!r} has no members; only data has: data.field")
         if first not in COLUMNS:
             known = ", ".join([*COLUMNS, "data.field"])
             raise self._refused.at(_place(node), f"there is no column {names[0]!r}; the columns are {known}")
-        return Column(first)
+        return LetterColumn(first)
 
 
 def _place(node: Any) -> int | None:

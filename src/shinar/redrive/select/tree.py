@@ -33,11 +33,11 @@ class Constant(NamedTuple):
     value: Any
 
 
-class Column(NamedTuple):
+class LetterColumn(NamedTuple):
     name: str
 
 
-class Member(NamedTuple):
+class PayloadMember(NamedTuple):
     """A member of the payload."""
 
     path: Path
@@ -52,4 +52,4 @@ class Call(NamedTuple):
     at: int | None
 
 
-Node = Constant | Column | Member | Call
+Node = Constant | LetterColumn | PayloadMember | Call

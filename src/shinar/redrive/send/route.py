@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -13,6 +13,7 @@ from shinar.brokers.url import BrokerUrl
 from shinar.clock import Clock
 from shinar.errors import Unsupported
 from shinar.redrive.model import Spec
+from shinar.settlement.traits import Traits
 
 
 class RedriveRoute(msgspec.Struct, frozen=True):
@@ -42,14 +43,15 @@ def one_broker(source: BrokerUrl, target: BrokerUrl) -> bool:
     return target == replace(source, queue=target.queue)
 
 
-def acks_are_certain(source: BrokerUrl, target: BrokerUrl) -> bool:
-    """Whether nothing is acknowledged on its own: a log keeps its records, an atomic move is one step."""
-    known = traits(source)
+def acks_are_certain(known: Traits, source: BrokerUrl, target: BrokerUrl) -> bool:
+    """Whether nothing is acknowledged on its own: a log keeps its records, an atomic move is one step.
+    `known` is about the source."""
     return known.replayable or (one_broker(source, target) and known.atomic_move)
 
 
-def refuse_impossible(source: BrokerUrl, target: BrokerUrl, spec: Spec) -> None:
-    carrier, known, rate = traits(target), traits(source), spec.rate_per_s
+def refuse_impossible(known: Traits, target: BrokerUrl, spec: Spec) -> None:
+    """`known` is about the source."""
+    carrier, rate = traits(target), spec.rate_per_s
     if spec.bypass and not carrier.headers:
         raise Unsupported(
             carrier.name,
@@ -65,15 +67,23 @@ def refuse_impossible(source: BrokerUrl, target: BrokerUrl, spec: Spec) -> None:
 
 
 @contextmanager
-def open_route(source_url: BrokerUrl, target_url: BrokerUrl, clock: Clock) -> Iterator[RedriveRoute]:
-    source = connect(source_url, clock)
+def open_source(url: BrokerUrl, given: Broker | None, clock: Clock) -> Iterator[Broker]:
+    """A broker that was given is its owner's to close."""
+    if given is not None:
+        yield given
+        return
+    with closing(connect(url, clock)) as source:
+        yield source
+
+
+@contextmanager
+def open_route(
+    source: Broker, source_url: BrokerUrl, target_url: BrokerUrl, clock: Clock
+) -> Iterator[RedriveRoute]:
+    log, same = source.traits.replayable, one_broker(source_url, target_url)
+    target = source if same else connect(target_url, clock)
     try:
-        log, same = source.traits.replayable, one_broker(source_url, target_url)
-        target = source if same else connect(target_url, clock)
-        try:
-            yield RedriveRoute(source, target, same and not log, log)
-        finally:
-            if target is not source:
-                target.close()
+        yield RedriveRoute(source, target, same and not log, log)
     finally:
-        source.close()
+        if target is not source:
+            target.close()

@@ -101,6 +101,7 @@ class LetterSender:
             # An intent that nobody could check may have arrived: say so when this copy does.
             doubt = item.again or (item.line.state == LineState.INTENT and not self._route.atomic)
             line = item.with_line(
+                id=made.letter.id or "",
                 target=made.target,
                 generation=made.generation,
                 copy=digest_of(made.body),

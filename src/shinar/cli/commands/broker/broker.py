@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shinar.cli.commands.broker import tables
+from shinar.cli.support.embedded import connected, queue_exists
 from shinar.cli.support.output import add_output, colours, emit, settings_of, with_token
 from shinar.cli.support.parser import some_seconds
 from shinar.clock import SYSTEM
@@ -246,7 +247,7 @@ def _embedded(args: argparse.Namespace) -> Any:
 def _client(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
     """A client of the extension and the queue in the URL, "" when it names none."""
     url = _embedded(args)
-    with _connected(url) as client:
+    with connected(url) as client:
         yield client, url.queue
 
 
@@ -257,7 +258,7 @@ def _broker(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
 
     url = _embedded(args)
     queue = _named(url.queue)
-    if not _exists(url, queue):
+    if not queue_exists(url, queue):
         raise _missing(queue)
     broker = connect(url)
     try:
@@ -266,35 +267,8 @@ def _broker(args: argparse.Namespace) -> Iterator[tuple[Any, str]]:
         broker.close()
 
 
-@contextmanager
-def _connected(url: Any) -> Iterator[Any]:
-    from shinar.brokers.phpmq import address
-    from shinar.phpmq.client import Client
-
-    client = Client(address(url), name="shinar broker")
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-def _exists(url: Any, queue: str) -> bool:
-    from shinar.phpmq.protocol import extension as ext
-
-    with _connected(url) as client:
-        return bool(client.call(ext.Depth(client.tag(), queue), list[ext.DepthReply]))
-
-
 def _missing(queue: str) -> QueueMissing:
     return QueueMissing("no such queue; `shinar broker queues` lists them", broker="phpmq", queue=queue)
-
-
-def say_missing(url: Any, queue: str) -> None:
-    """An empty queue and a slip in its name look the same to a reader; the embedded broker can tell."""
-    from shinar.brokers.phpmq import SCHEMES
-
-    if url.scheme in SCHEMES and not _exists(url, queue):
-        print(f"note: no such queue: {queue!r}; see `shinar broker queues`", file=sys.stderr)
 
 
 def _metrics(client: Any) -> list[dict[str, Any]]:

@@ -3,46 +3,55 @@
 from __future__ import annotations
 
 import argparse
-import re
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shinar.cli.commands.dead_letters.jobs import (
-    cancel,
-    print_receipt,
-    reason,
-    show_list,
-    show_status,
-    undo_plan,
+from shinar.cli.support.dead_letters import (
+    WHERE_HELP,
+    add_choice,
+    note,
+    plural,
+    positive,
 )
-from shinar.cli.support.dead_letters import ids_of, since_ms, without_secrets
+from shinar.cli.support.embedded import say_missing
 from shinar.cli.support.output import (
     MASK,
     Progress,
     Stopper,
     add_output,
     add_settings,
-    address,
     emit,
     settings_of,
-    with_token,
 )
+from shinar.cli.support.redrive_job import redrive_of, source, source_of, spec_of
+from shinar.cli.support.redrive_text import print_plan, print_receipt
+from shinar.cli.support.user_code import load_object
 from shinar.errors import Cancelled, ConfigError
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.cli.support.settings import Settings
-    from shinar.redrive import Job, Ledger, Plan, Receipt, Redrive, Spec
+    from shinar.redrive import Job, Ledger, Plan, Receipt, Redrive
 
-EXAMPLES: Final = """examples:
+EXAMPLES: Final = f"""examples:
   shinar redrive redis://localhost/orders.dlq --dry-run
   shinar redrive sqs://eu-west-1/orders-dlq --where "exception like '%GatewayTimeout'" --rate 200/s --yes
   shinar redrive amqp://localhost/orders.dlq --to sqs://eu-west-1/orders --fingerprint 3f9a
-  shinar redrive phpmq://localhost/orders.dlq --set 'data.amount = data.amount * 100' --registry registry.json
+  shinar redrive phpmq://localhost/orders.dlq --set 'data.cents = round(data.price * 100)' --dry-run
+  shinar redrive --lake lake --to redis://localhost --since 24h
   shinar redrive list
   shinar redrive status|resume|cancel|undo-plan 20261115-021403-9f3c
-Columns of --where: urn, exception, error, reason, lang, queue, original_queue, created_at, failed_at,
-attempts, id, trace_id, fingerprint, data.field. Exit code 0 only if every selected message is accounted for.
+
+{WHERE_HELP}
+Exit code 0 means that every selected message is accounted for.
 """
+#: verb -> function of the module `jobs`
+VERBS: Final = {"list": "show_list", "status": "show_status", "cancel": "cancel", "undo-plan": "undo_plan"}
+RESUME: Final = "resume"
+#: As in shinar.redrive.letters.repair and shinar.redrive.lake, which --help must not import.
+REPAIRS: Final = ("php-empty-data",)
+TABLES: Final = ("dead_letters", "quarantine")
 
 
 def register(commands: Any) -> None:
@@ -52,57 +61,90 @@ def register(commands: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", help="URL of a dead-letter queue, or list, status, resume, cancel, undo-plan")
-    parser.add_argument("id", nargs="?", help="a redrive, for all of these but list")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        metavar="URL|VERB",
+        help="the dead-letter queue; or list, status, resume, cancel, undo-plan",
+    )
+    parser.add_argument("id", nargs="?", help="id of a redrive, for status, resume, cancel and undo-plan")
     add_choice(parser)
-    group = parser.add_argument_group("sending")
-    group.add_argument("--to", default="", metavar="QUEUE|URL", help="another queue, or another broker")
-    group.add_argument("--dry-run", action="store_true", help="only tell what would happen; read only")
-    group.add_argument("--rehearse", metavar="MODULE:HANDLERS", help="run these handlers over a sample first")
-    group.add_argument(
-        "--sample", type=_positive, default=100, help="messages a rehearsal runs (default 100)"
-    )
-    group.add_argument("--rate", default="", help="at most so many a second: 200/s")
-    group.add_argument(
-        "--max-failure-ratio", type=_ratio, default=0.0, help="stop when more than this fails or dies again"
-    )
-    group.add_argument("--bypass", action="store_true", help="mark copies with bq-replay-bypass")
-    group.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="'data.x = SQL'", help="change one member"
-    )
-    group.add_argument("--patch", default="", metavar="MODULE:FUNCTION", help="change data with a function")
-    group.add_argument(
-        "--skip-succeeded", metavar="URL|LAKE", help="leave out what an idempotency store or a lake knows"
-    )
-    group.add_argument("--include-poison", action="store_true", help="send poison back too, unwrapped")
-    group.add_argument("--include-version", action="store_true", help="send unsupported versions back too")
-    group.add_argument(
-        "--any-target",
-        action="store_true",
-        help="also send to queues that the name of this one does not imply",
-    )
-    group.add_argument("--include-invalid", action="store_true", help="send what its schema refuses too")
-    group.add_argument(
-        "--loop-limit", type=int, default=2, help="redrives of one message (default 2; 0: any)"
-    )
-    group.add_argument("--yes", action="store_true", help="do not ask for the count to be typed")
-    group.add_argument("--url", default=None, help="for resume: the URL, if it holds a secret")
-    add_settings(parser, "queue", "ledger", "registry")
+    _add_sending(parser.add_argument_group("sending"))
+    _add_limits(parser.add_argument_group("what is sent"))
+    add_settings(parser, "queue", "lake", "ledger", "registry")
     add_output(parser)
     parser.set_defaults(run=run)
 
 
-def add_choice(parser: argparse.ArgumentParser) -> None:
-    """The flags that choose dead letters; `dlq` has the same."""
-    group = parser.add_argument_group("choosing")
-    group.add_argument("--where", default="", help="an SQL expression over the envelope")
-    group.add_argument("--fingerprint", default="", help="one kind of failure, by the beginning of its name")
-    group.add_argument("--since", default="", help="died since: 24h, 7d, or a date and time (UTC)")
-    group.add_argument("--limit", type=_positive, help="so many at most")
-    group.add_argument("--ids", metavar="FILE", help="only the message ids in this file, one a line")
+def _add_sending(group: Any) -> None:
     group.add_argument(
-        "--reserve", action="store_true", help="read by reserving where a broker cannot be browsed"
+        "--to",
+        default="",
+        metavar="QUEUE|URL",
+        help="another queue, or another broker; with --lake, the broker",
     )
+    group.add_argument("--dry-run", action="store_true", help="show what would happen and change nothing")
+    group.add_argument(
+        "--rehearse", metavar="MODULE:HANDLERS", help="run these handlers over a sample and send nothing"
+    )
+    group.add_argument(
+        "--sample", type=positive, default=100, help="messages that --rehearse runs (default 100)"
+    )
+    group.add_argument("--rate", default="", help="messages per second, minute or hour: 200/s, 50/m")
+    group.add_argument(
+        "--max-failure-ratio",
+        type=_ratio,
+        default=0.0,
+        help="pause when more than this fraction fails or dies again: 0.2",
+    )
+    group.add_argument(
+        "--bypass",
+        action="store_true",
+        help="add the header bq-replay-bypass, which tells handlers to skip outside effects",
+    )
+    group.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="'data.x = SQL'",
+        help="set a member of the payload; may be repeated",
+    )
+    group.add_argument(
+        "--patch",
+        default="",
+        metavar="MODULE:FUNCTION",
+        help="change the payload with a function: data -> data",
+    )
+
+
+def _add_limits(group: Any) -> None:
+    group.add_argument(
+        "--skip-succeeded",
+        metavar="URL|LAKE",
+        help="leave out messages that an idempotency store or a lake has seen succeed",
+    )
+    group.add_argument(
+        "--include-poison", action="store_true", help="send poison too, as the bytes it was made from"
+    )
+    group.add_argument(
+        "--repair", choices=REPAIRS, default="", help='send PHP\'s dead letters with "data":[] as "data":{}'
+    )
+    group.add_argument(
+        "--any-target",
+        action="store_true",
+        help="send also to a queue that a dead letter names and the name of its dead-letter queue does not",
+    )
+    group.add_argument("--include-version", action="store_true", help="send unsupported schema versions too")
+    group.add_argument(
+        "--include-invalid", action="store_true", help="send payloads too that the schema refuses"
+    )
+    group.add_argument(
+        "--loop-limit", type=int, default=2, help="redrives of one message (default 2; 0 for no limit)"
+    )
+    group.add_argument("--yes", action="store_true", help="send without asking")
+    group.add_argument("--url", default=None, help="resume: the URL again, if it has a password or token")
+    group.add_argument("--table", choices=TABLES, default=TABLES[0], help="with --lake: the table to read")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,10 +153,14 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     ledger = Ledger(settings["ledger"])
     try:
-        if args.what in _VERBS:
+        if args.what in (*VERBS, RESUME):
             if args.what != "list" and not args.id:
-                raise ConfigError(f"which one? shinar redrive {args.what} ID", setting="id")
-            return _VERBS[args.what](args, settings, ledger)
+                raise ConfigError(f"name the redrive: shinar redrive {args.what} ID", setting="id")
+            if args.what == RESUME:
+                return _resume(args, settings, ledger)
+            jobs = importlib.import_module("shinar.cli.commands.dead_letters.jobs")
+            code: int = getattr(jobs, VERBS[args.what])(args, settings, ledger)
+            return code
         args.url = args.what
         return _send(args, settings_of(args), ledger)
     finally:
@@ -125,28 +171,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _send(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
-    from shinar.brokers import traits
-
-    url, queue = address(args, settings)
-    redrive = _redrive(args, settings, ledger, url, queue, spec_of(args, settings))
+    redrive = redrive_of(args, settings, ledger, source(args, settings), spec_of(args, settings))
     if args.rehearse:
         return _rehearse(args, redrive)
     if args.dry_run:
         return _dry_run(args, redrive)
-    _say_side_effect(args, url)
-    if not traits(url).browse and not args.reserve:
+    _say_side_effect(args, redrive)
+    if not redrive.traits.browse and not args.reserve:
         if not args.yes:
             raise ConfigError(
-                "this broker cannot be looked at, so nobody can say how many there are; "
-                "add --reserve to count them first, or --yes to send what is found",
+                "this broker cannot be browsed, so the dead letters cannot be counted first; add --reserve "
+                "to count them, or --yes to send what is found",
                 setting="--yes",
             )
         return _run(args, redrive, None, None)
     if not args.yes and not sys.stdin.isatty():
-        raise ConfigError("nobody is here to confirm; add --yes", setting="--yes")
+        raise ConfigError(
+            "stdin is not a terminal, so the count cannot be confirmed; add --yes", setting="--yes"
+        )
     job, plan = redrive.prepare(reserve=args.reserve)
     if not args.quiet:
-        _show_plan(plan.as_dict(), f"redrive {job.id}", len(redrive.spec.ids))
+        print_plan(plan.as_dict(), f"redrive {job.id}", len(redrive.spec.ids), sys.stderr)
     _say_missing(args, redrive, plan)
     if plan.sendable and not args.yes:
         try:
@@ -171,9 +216,9 @@ def _hand_over(args: argparse.Namespace, ledger: Ledger, receipt: Receipt, stopp
     else:
         print_receipt(receipt)
     if not receipt.adds_up and not args.quiet:
-        if note := ledger.job(receipt.job).note:
-            print(note, file=sys.stderr)
-        print(f"go on with: shinar redrive resume {receipt.job}", file=sys.stderr)
+        if why := ledger.job(receipt.job).note:
+            print(printable(why), file=sys.stderr)
+        print(f"continue with: shinar redrive resume {receipt.job}", file=sys.stderr)
     if receipt.adds_up:
         return 0
     return 130 if stopper.asked else 1
@@ -189,67 +234,47 @@ def _confirm(count: int) -> None:
 
 
 def _dry_run(args: argparse.Namespace, redrive: Redrive) -> int:
-    _say_side_effect(args, redrive.url)
+    _say_side_effect(args, redrive)
     plan = redrive.dry_run(reserve=args.reserve)
     _say_missing(args, redrive, plan)
     if args.json:
         emit(plan.as_dict())
     else:
-        _show_plan(plan.as_dict(), "dry run", len(redrive.spec.ids), sys.stdout)
+        print_plan(plan.as_dict(), "dry run", len(redrive.spec.ids), sys.stdout)
         print("nothing was changed")
     return 0
 
 
 def _rehearse(args: argparse.Namespace, redrive: Redrive) -> int:
-    from shinar.cli.commands.worker import load_handlers
     from shinar.redrive.rehearse import rehearse
 
-    result = rehearse(redrive, load_handlers(args.rehearse), sample=args.sample, reserve=args.reserve)
+    result = rehearse(
+        redrive, load_object(args.rehearse, "--rehearse"), sample=args.sample, reserve=args.reserve
+    )
     if args.json:
         emit(result.as_dict())
     else:
         print(f"rehearsed {result.ran:,}: {result.passed:,} pass now, {result.failed:,} still fail")
         for error, count in sorted(result.errors.items(), key=lambda pair: -pair[1])[:20]:
-            print(f"  {count:>7,}  {error}")
+            print(f"  {count:>7,}  {printable(error)}")
         print("nothing was changed on the broker")
     return 1 if result.failed else 0
 
 
 def _say_missing(args: argparse.Namespace, redrive: Redrive, plan: Plan) -> None:
-    from shinar.cli.commands.broker.broker import say_missing
-
-    if not plan.looked and not args.quiet:
+    if args.quiet:
+        return
+    if skipped := redrive.where_skipped:
+        note(f"--where raised an error for {plural(skipped, 'dead letter')}; they were left out")
+    if not plan.looked:
         say_missing(redrive.url, redrive.queue)
 
 
-def _say_side_effect(args: argparse.Namespace, url: Any) -> None:
-    from shinar.brokers import traits
+def _say_side_effect(args: argparse.Namespace, redrive: Redrive) -> None:
     from shinar.redrive.letters.read import side_effect_of
 
-    if args.reserve and not args.quiet and (text := side_effect_of(traits(url))):
-        print(f"note: {text}", file=sys.stderr)
-
-
-def _show_plan(plan: dict[str, Any], title: str, ids: int, out: Any = None) -> None:
-    out = out or sys.stderr
-    looked = f"{plan['looked']:,}" if plan["complete"] else f"the first {plan['looked']:,}"
-    print(f"{title}: {plan['selected']:,} of {looked} dead letters are meant", file=out)
-    if ids and plan["complete"] and plan["selected"] < ids:
-        print(f"  {ids - plan['selected']:>9,} of {ids:,} ids were not found", file=out)
-    for queue, count in sorted(plan["targets"].items()):
-        print(f"  {count:>9,} would go to {queue}", file=out)
-    if plan["sendable"]:
-        print(f"  {plan['bytes']:>9,} bytes", file=out)
-    for why, count in sorted(plan["why_skipped"].items()):
-        print(f"  {count:>9,} skipped: {reason(why, plan['examples'])}", file=out)
-    if plan["reserved"]:
-        print(f"  {plan['reserved']:>9,} more are reserved and were not looked at", file=out)
-    if plan["already"]:
-        print(f"  {plan['already']:>9,} of this log were sent back before and are left out", file=out)
-    if plan["died_again"]:
-        print(f"  {plan['died_again']:>9,} of these died again after an earlier redrive", file=out)
-    for one in plan["sample"]:
-        print(f"  e.g. {one['id']} {one['urn']} -> {one['target']}: {one['error'] or ''}"[:160], file=out)
+    if args.reserve and not args.quiet and (text := side_effect_of(redrive.traits)):
+        note(text)
 
 
 def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int:
@@ -260,26 +285,17 @@ def _resume(args: argparse.Namespace, settings: Settings, ledger: Ledger) -> int
     from shinar.redrive.model import endpoint
 
     job = ledger.job(args.id)
-    # SHINAR_TOKEN fills in for the embedded broker's.
-    named_by = "url" if args.url else "ledger"
-    url = with_token(parse(args.url or job.source), settings, named_by=named_by)
-    if _masked(url) and settings["url"]:
-        url = with_token(parse(settings["url"]), settings)
-    if _masked(url):
-        raise ConfigError(f"give the URL again, it holds a secret: --url {job.source}", setting="url")
-    if endpoint(url) != job.source_key:
-        raise ConfigError(
-            f"redrive {job.id} is about {job.source}; {url.masked} is another server", setting="url"
-        )
+    url, lake = source_of(args, settings, job)
     spec = msgspec.json.decode(job.spec, type=Spec)
     if endpoint(parse(job.target)) != endpoint(url):
         args.to = args.to or job.target
         if MASK in args.to:
-            raise ConfigError(f"give the target again, it holds a secret: --to {job.target}", setting="--to")
+            why = "the ledger keeps no passwords or tokens; give the target again"
+            raise ConfigError(f"{why}: --to {job.target}", setting="--to")
     args.patch = args.patch or spec.patch
     if MASK not in spec.skip_succeeded:
         args.skip_succeeded = args.skip_succeeded or spec.skip_succeeded
-    redrive = _redrive(args, settings, ledger, url, job.queue, spec)
+    redrive = redrive_of(args, settings, ledger, (url, job.queue, lake), spec)
     progress = Progress("redrive", ledger.receipt(job.id).left, quiet=args.quiet)
     waits = (lambda _: None) if args.quiet else _say_wait
     with Stopper(redrive.stop, quiet=args.quiet) as stopper:
@@ -292,102 +308,11 @@ def _say_wait(most_s: float) -> None:
     print(f"waiting up to {most_s:.0f} s for the leases of the run that ended", file=sys.stderr, flush=True)
 
 
-# -- parts
-
-
-def spec_of(args: argparse.Namespace, settings: Settings) -> Spec:
-    from shinar.redrive import Spec
-
-    return Spec(
-        where=args.where,
-        fingerprint=args.fingerprint,
-        since_ms=since_ms(args.since),
-        limit=args.limit,
-        ids=ids_of(args.ids),
-        bypass=args.bypass,
-        rate_per_s=rate_of(args.rate),
-        max_failure_ratio=args.max_failure_ratio,
-        include_poison=args.include_poison,
-        include_version=args.include_version,
-        include_invalid=args.include_invalid,
-        any_target=args.any_target,
-        skip_succeeded=without_secrets(args.skip_succeeded),
-        loop_limit=args.loop_limit,
-        sets=tuple(args.sets),
-        patch=args.patch,
-        registry=settings["registry"],
-    )
-
-
-def _redrive(
-    args: argparse.Namespace, settings: Settings, ledger: Ledger, url: Any, queue: str, spec: Spec
-) -> Redrive:
-    from shinar.cli.commands.worker import load_handlers
-    from shinar.redrive import Redrive
-
-    validate = None
-    registry = settings["registry"] or spec.registry
-    if registry:
-        from shinar.schemas import Registry
-
-        validate = Registry.load(registry).validate
-    return Redrive(
-        url,
-        spec,
-        queue=queue,
-        to=args.to,
-        ledger=ledger,
-        succeeded=_succeeded(args.skip_succeeded),
-        validate=validate,
-        patch=load_handlers(args.patch) if args.patch else None,
-    )
-
-
-def _succeeded(text: str | None) -> Any:
-    if not text:
-        return None
-    if "://" not in text:
-        from shinar.redrive import LakeSeen
-
-        return LakeSeen(text)
-    from shinar.idempotency import open_store
-
-    return open_store(text)
-
-
-def _masked(url: Any) -> bool:
-    return MASK in (url.password, *url.options.values())
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return int(text)
-
-
 def _ratio(text: str) -> float:
     try:
         ratio = float(text)
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; write 0.2 for a fifth")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a fraction between 0 and 1; write 0.2 for a fifth")
     return ratio
-
-
-def rate_of(text: str) -> float:
-    if not text:
-        return 0.0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?", text.strip())
-    if match is None or not float(match[1]):
-        raise ConfigError(f"{text!r} is no rate; write 200/s", setting="--rate")
-    return float(match[1]) / {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
-
-
-_VERBS: Final = {
-    "list": show_list,
-    "status": show_status,
-    "resume": _resume,
-    "cancel": cancel,
-    "undo-plan": undo_plan,
-}

@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.dead_letters import (
-    SentBack,
     choice_of,
-    chosen_of,
     from_lake,
+    ledger_location,
     ledger_of,
-    ledger_place,
+    note,
     opened,
+    plural,
+    say_skipped,
+    say_unseen,
     since_ms,
     total,
 )
+from shinar.cli.support.embedded import say_missing
 from shinar.cli.support.output import Progress, address, emit, settings_of, time_text
 from shinar.errors import ConfigError, MissingExtra
+from shinar.printable import printable
 
 if TYPE_CHECKING:
     from shinar.brokers import Broker, Delivery
     from shinar.redrive import Ledger, Summary
 
-ENGINES: Final = ("auto", "python", "spark")
-#: Characters of an error template that are printed.
-_TEMPLATE: Final = 120
+#: Characters of an error template, or of a name, that are printed.
+_TEXT: Final = 120
 
 
-def summary(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     if from_lake(args):
         found = _of_lake(args)
     else:
-        from shinar.redrive import Chosen, summarise
+        from shinar.redrive import Chosen, read_letters, summarise
+        from shinar.redrive.ledger.sent_back import SentBack
         from shinar.redrive.letters.read import deliveries
 
         with opened(args) as (broker, queue):
             # Mistakes are told before Spark is started, and not by a task.
-            Chosen(**choice_of(args))
+            chosen = Chosen(**choice_of(args))
             source = deliveries(broker, queue, reserve=args.reserve)
             count = total(broker, queue)
             spark = _spark(args, count)
@@ -49,19 +52,19 @@ def summary(args: argparse.Namespace) -> int:
             with _ledger(args) as ledger:
                 sent = SentBack(address(args, settings_of(args))[0], queue, broker.traits, ledger)
                 if spark is None:
-                    letters = _counted(chosen_of(args, broker, queue), progress)
+                    seen = _counted(read_letters(broker, queue, reserve=args.reserve), progress)
+                    picked = (letter for letter in seen if chosen(letter))
                     told = ledger.generations if ledger is not None else None
-                    found = summarise(sent.others(letters, lambda letter: letter.delivery), None, told)
+                    found = summarise(sent.others(picked, lambda letter: letter.delivery), None, told)
                 else:
                     read = sent.others(_counted(source, progress), lambda delivery: delivery)
                     found = _on_spark(args, spark, broker, read)
             progress.done()
             if sent.count and not args.quiet:
-                text = f"{sent.count:,} more are in this log and were sent back before; they are left out"
-                print(f"note: {text}", file=sys.stderr)
+                note(f"{sent.count:,} more are in this log and were sent back before; they are left out")
+            say_skipped(args, chosen)
+            say_unseen(args, broker, queue, progress.count)
         if not found.total and not args.quiet:
-            from shinar.cli.commands.broker.broker import say_missing
-
             say_missing(*address(args, settings_of(args)))
     rows = found.rows(since_ms(args.new_since))[: args.limit]
     if args.json:
@@ -123,17 +126,17 @@ def _spark(args: argparse.Namespace, count: int | None) -> Any:
         if args.engine == "spark":
             raise
         if not args.quiet:
-            print(f"note: {count:,} messages are counted in plain Python: {exc}", file=sys.stderr)
+            note(f"{count:,} messages are counted in plain Python: {exc}")
         return None
 
 
 def _shared_ledger(args: argparse.Namespace, spark: Any) -> str:
     """The ledger as tasks can reach it; a file of this machine only if they run here."""
-    place = ledger_place(args)
-    if place and "://" not in place and not spark.sparkContext.master.startswith("local"):
-        print("note: the tasks cannot read this ledger file: died again is not counted", file=sys.stderr)
+    location = ledger_location(args)
+    if location and "://" not in location and not spark.sparkContext.master.startswith("local"):
+        note("the tasks cannot read this ledger file, so what died again is not counted")
         return ""
-    return place
+    return location
 
 
 def _counted(found: Iterator[Any], progress: Progress) -> Iterator[Any]:
@@ -147,22 +150,25 @@ def _print(summary: Summary, rows: list[dict[str, Any]]) -> None:
 
     kinds = len(summary.groups)
     if not kinds:
-        print("no dead letters are there, or none that were asked for")
+        print("no dead letters match")
         return
-    print(
-        f"{summary.total:,} dead letter{'' if summary.total == 1 else 's'} of {kinds:,} "
-        f"kind{'' if kinds == 1 else 's'}, {summary.bytes:,} bytes\n"
-    )
+    print(f"{plural(summary.total, 'dead letter')} of {plural(kinds, 'kind')}, {summary.bytes:,} bytes\n")
     for row in rows:
         new = "  NEW" if row["new"] else ""
         again = f"  {row['died_again']:,} died again after a redrive" if row["died_again"] else ""
-        what = row["exception"] or row["reason"] or row["nature"]
-        place = " ".join(filter(None, [row["urn"], row["lang"], row["original_queue"]]))
-        print(f"{row['fingerprint']}  {row['count']:>9,}  {row['share']:>6.1%}  {what}  {place}{new}{again}")
+        texts = (
+            row["exception"] or row["reason"] or row["nature"],
+            row["urn"],
+            row["lang"],
+            row["original_queue"],
+        )
+        what, *where = [printable(text or "", _TEXT) for text in texts]
+        named = " ".join(filter(None, where))
+        print(f"{row['fingerprint']}  {row['count']:>9,}  {row['share']:>6.1%}  {what}  {named}{new}{again}")
         print(
             f"{'':>12}  {time_text(row['first_ms'])} … {time_text(row['last_ms'])}  {sparkline(row['bars'])}"
         )
         if row["template"]:
-            print(f"{'':>12}  {row['template'][:_TEMPLATE]}")
+            print(f"{'':>12}  {printable(row['template'], _TEXT)}")
     if len(rows) < kinds:
-        print(f"\n{kinds - len(rows):,} more kind{'' if kinds - len(rows) == 1 else 's'}; see --limit")
+        print(f"\n{plural(kinds - len(rows), 'more kind')}; see --limit")
