@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shinar.settlement import Backoff, Policy
     from shinar.worker import Context, GiveUp, Handlers, Limits, Retry, Worker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "Backoff",

@@ -105,7 +105,7 @@ class Settler:
         for queue, writes in moves.items():
             self._move(queue, writes)
         for (action, delay_s), deliveries in releases.items():
-            # A retry is an attempt; an unknown URN under `release` is none (RULES 8.3).
+            # A retry is an attempt; an unknown URN under `release` is none (contract chapter 8).
             counted = action is Action.RETRY
             self._done(action, deliveries, self.broker.release(deliveries, delay_s, count=counted))
         if drops:

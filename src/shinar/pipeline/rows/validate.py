@@ -114,7 +114,7 @@ def judge_column(bodies: pa.Array) -> Judged:
     found["data"] = _blanked(found["data"], no_object).view(pa.string())
     without = [row for row in no_object.tolist() if exact[row].kind is Kind.ACCEPTED]
     if without:
-        # RULES 5: a message whose data is missing or null is presented with an empty object.
+        # Contract chapter 5: a message whose data is missing or null is presented with an empty object.
         empty = np.zeros(len(bodies), bool)
         empty[without] = True
         found["data"] = pc.if_else(pa.array(empty), EMPTY_DATA, found["data"])

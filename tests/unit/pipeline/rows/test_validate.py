@@ -85,7 +85,7 @@ def test_the_payload_is_the_exact_text_that_was_sent():
 
 
 def test_the_last_payload_wins_and_an_absent_or_null_one_is_an_empty_object():
-    """RULES 5: such a body is ok, and null data is presented as an empty object."""
+    """Contract chapter 5: such a body is ok, and null data is presented as an empty object."""
     column = [
         b'{"job":"u","trace_id":"t","data":5,"data":{"a":1},"meta":{"schema_version":1},"attempts":0}',
         b'{"job":"u","trace_id":"t","data":null,"meta":{"schema_version":1},"attempts":0}',
