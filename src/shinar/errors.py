@@ -21,6 +21,9 @@ says what to do next; its `code` is stable. docs/errors.md is made of the docstr
     │   ├── PublishFailed      part of a batch was not confirmed: total, unconfirmed
     │   └── ProtocolViolation  the peer speaks another protocol
     ├── StoreError             a file or table of our own is damaged or locked
+    │   ├── Unbalanced         a batch does not add up
+    │   └── RestoredLake       lake and checkpoint are of different times
+    ├── SparkFailed            Spark stopped for a reason of its own
     ├── HandlerTimeout         a handler ran too long: limit_s
     ├── WorkerLost             the worker process ended each time it handled a message: deliveries
     └── Cancelled              the user stopped it
@@ -249,6 +252,27 @@ class StoreError(ShinarError):
 
     code = "SH-1300"
     remedy = "Follow the text; `shinar broker fsck` checks a broker's store."
+
+
+class Unbalanced(StoreError):
+    """The rows of a pipeline batch do not add up; nothing of it was committed."""
+
+    code = "SH-1301"
+    remedy = "Report it: this is a bug."
+
+
+class RestoredLake(StoreError):
+    """Lake and checkpoint of a job are of different times; nothing was read."""
+
+    code = "SH-1302"
+    remedy = "Restore both to the same time, or say with `--after-restore` how to go on."
+
+
+class SparkFailed(ShinarError):
+    """Spark stopped for a reason of its own."""
+
+    code = "SH-1303"
+    remedy = "Read the sentence; `--debug` shows everything Spark says."
 
 
 class HandlerTimeout(ShinarError):

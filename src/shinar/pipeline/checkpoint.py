@@ -16,7 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from shinar import durable_files as durable
-from shinar.errors import ConfigError, StoreError
+from shinar.errors import ConfigError, RestoredLake
 from shinar.pipeline.batch.journal import BatchId
 from shinar.pipeline.config import PipelineConfig, url_ref
 from shinar.pipeline.lake.store import STATE_DIR, TableStore
@@ -30,12 +30,6 @@ _BROKER_FILE: Final = "shinar-broker"
 _COMMITTED_FILE: Final = "shinar-committed"
 #: Lines before the sources' own in a file of Spark's offset log: its version, and metadata with a clock time.
 _LOG_HEAD: Final = 2
-
-
-class RestoredLake(StoreError):
-    """Lake and checkpoint are of different times. `--after-restore` says how to go on."""
-
-    code = "SH-1302"
 
 
 def checkpoint_dir(store: TableStore, config: PipelineConfig, job: str) -> Path:

@@ -18,13 +18,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import ConfigError, ShinarError, Unsupported
+from shinar.errors import ConfigError, RestoredLake, ShinarError, Unsupported
 from shinar.observe import Metrics
 from shinar.pipeline.batch.journal import BatchId, Journal, Manifest, alone, sweep_stages, unfinished
 from shinar.pipeline.batch.processor import STREAM_HORIZON_S, BatchProcessor, BatchRules, StagedBatch
 from shinar.pipeline.checkpoint import (
     AfterRestore,
-    RestoredLake,
     check_batch,
     check_lake,
     checkpoint_dir,

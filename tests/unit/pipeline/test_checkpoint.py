@@ -10,8 +10,9 @@ import pytest
 
 import servers
 from shinar.brokers import Outgoing, connect, parse
+from shinar.errors import RestoredLake
 from shinar.pipeline.batch.journal import BatchId
-from shinar.pipeline.checkpoint import RestoredLake, captured_batches, check_batch, planned_offsets
+from shinar.pipeline.checkpoint import captured_batches, check_batch, planned_offsets
 from shinar.pipeline.lake.parquet import FolderStore
 from shinar.pipeline.maintenance import retention, status
 from shinar.pipeline.pipeline import Pipeline

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 
 from servers.process import free_port
 from shinar.envelope.fingerprint import error_template, fingerprint
-from shinar.errors import BrokerError, BrokerUnavailable, ConfigError, QueueMissing, StoreError
+from shinar.errors import BrokerError, BrokerUnavailable, ConfigError, QueueMissing, StoreError, Unbalanced
 from shinar.pipeline.batch.journal import Balance, BatchId
-from shinar.pipeline.batch.processor import BatchProcessor, Unbalanced
+from shinar.pipeline.batch.processor import BatchProcessor
 from shinar.pipeline.batch.write_tables import TableFiles
 from shinar.pipeline.checkpoint import same_broker
 from shinar.pipeline.config import PipelineConfig, job_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shinar.cli.support.output import add_output, add_settings, emit, settings_of
 from shinar.clock import SYSTEM
-from shinar.errors import ConfigError, MissingExtra, ShinarError
+from shinar.errors import ConfigError, MissingExtra, SparkFailed
 from shinar.printable import printable
 
 if TYPE_CHECKING:
@@ -28,12 +28,6 @@ _LONGEST_S: Final = 1000 * 365 * 86_400
 _CELL_CHARS: Final = 60
 #: Columns left out of the terminal's table; --json has them.
 _WIDE: Final = frozenset({"sample_error", "langs", "queues", "broker", "mean_attempts", "choices"})
-
-
-class SparkFailed(ShinarError):
-    """Spark stopped for a reason of its own; --debug shows all it says."""
-
-    code = "SH-1303"
 
 
 def add_question(

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from shinar import durable_files as durable
 from shinar.clock import SYSTEM, Clock
-from shinar.errors import StoreError
+from shinar.errors import Unbalanced
 from shinar.pipeline.batch import dead_letters as deadletters
 from shinar.pipeline.batch import dedupe
 from shinar.pipeline.batch.journal import Balance, BatchId, Manifest, stage_dir, typed_path
@@ -58,12 +58,6 @@ class BatchRules(msgspec.Struct, frozen=True):
     #: How far back an id is compared, counted from the batch's earliest delivery. None is all history for a
     #: run that ends and STREAM_HORIZON_S for one that does not; infinity is all history for both.
     horizon_s: float | None = None
-
-
-class Unbalanced(StoreError):
-    """A batch whose rows do not add up is never committed."""
-
-    code = "SH-1301"
 
 
 class StagedBatch(msgspec.Struct, frozen=True):
