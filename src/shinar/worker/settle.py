@@ -18,6 +18,7 @@ from shinar.brokers.projection import MAX_DELAY_S, facts_of
 from shinar.clock import Clock
 from shinar.envelope import DeadReason, dead_letter, dead_letter_copy, poison_record, retry_copy
 from shinar.errors import BodyTooLarge, BrokerUnavailable, PublishFailed, ShinarError, error_text
+from shinar.printable import printable
 from shinar.settlement import (
     Action,
     Event,
@@ -306,7 +307,10 @@ class Settler:
 
 
 def described(error: BaseException | str | None) -> str:
-    """For the log: class and text, cut; an exception's own text alone (`'nope'`) says little."""
+    """For the log: class and text, cut and on one line, whatever handler writes it. An exception's own text
+    alone (`'nope'`) says little."""
     if isinstance(error, BaseException):
-        return f"{type(error).__qualname__}: {error_text(error)[:LOGGED_CHARS]}".removesuffix(": ")
-    return (error or "")[:LOGGED_CHARS]
+        text = f"{type(error).__qualname__}: {error_text(error)[:LOGGED_CHARS]}".removesuffix(": ")
+    else:
+        text = (error or "")[:LOGGED_CHARS]
+    return printable(text)
