@@ -1,4 +1,4 @@
-"""Mistakes a type checker must find. Each line with a mistake ends in `# wrong`, and no other line is wrong."""
+"""Mistakes a type checker must find. A line with a mistake ends in `# wrong`; no other line is wrong."""
 
 from pyspark.sql import SparkSession
 
