@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -25,8 +25,8 @@ from shinar.redrive.eligibility import Checks, Destination, JobRules, Seen, Vali
 from shinar.redrive.ledger.ledger import Ledger
 from shinar.redrive.ledger.lines import Job, JobState, Line, LineState, without_claimed
 from shinar.redrive.ledger.owner import whoami
-from shinar.redrive.letters.letter import Letter, Name, name_of
-from shinar.redrive.letters.read import UNREACHED, browse, read_letters, reserved_count
+from shinar.redrive.letters.letter import Letter, Name
+from shinar.redrive.letters.read import UNREACHED, read_letters, reserved_count
 from shinar.redrive.letters.repair import require_known
 from shinar.redrive.model import Receipt, Spec, endpoint
 from shinar.redrive.plan import Plan, Record, make_plan
@@ -44,7 +44,7 @@ from shinar.redrive.send.route import (
     refuse_impossible,
     target_of,
 )
-from shinar.redrive.send.scan import LAPSE_MARGIN_S, QUIET_S, Growth, QueuePass
+from shinar.redrive.send.scan import HELD_ELSEWHERE, LAPSE_MARGIN_S, QUIET_S, Growth, QueuePass, still_there
 from shinar.redrive.send.sender import LetterSender
 from shinar.redrive.send.watch import RunWatch, Stop
 from shinar.settlement.traits import Traits
@@ -56,10 +56,6 @@ DOUBT_MS: Final = 5_000
 #: Queues of the target whose traits are remembered; letters can name any number of them.
 KNOWN_QUEUES: Final = 256
 GONE: Final = "gone"
-HELD_ELSEWHERE: Final = (
-    "{count} of them are in the queue and were not handed out: another consumer of it holds them, or has "
-    "them prefetched; stop it and resume"
-)
 
 #: Told the number of messages that came to their end.
 Progress = Callable[[int], None]
@@ -126,11 +122,9 @@ class Redrive:
         """Dead letters that were left out because `where` raised an error."""
         return self._chosen.skipped
 
-    @contextmanager
-    def opened(self) -> Iterator[Broker]:
+    def opened(self) -> AbstractContextManager[Broker]:
         """The source, to look at it."""
-        with open_source(self.url, self._source, self._clock) as source:
-            yield source
+        return open_source(self.url, self._source, self._clock)
 
     def means(self, letter: Letter) -> bool:
         """Whether the job's choice includes this one."""
@@ -345,22 +339,9 @@ class Redrive:
 
     def _held_elsewhere(self, job: Job, route: RedriveRoute) -> int:
         """Messages we meant to send and were not handed, though they are still there."""
-        known = route.source.traits
-        unmet = Counter(
-            line.name for line in self.ledger.lines_in(job.id, LineState.PLANNED, LineState.INTENT)
-        )
-        if route.log or not unmet:
-            return 0
-        visible = 0
-        for delivery in browse(route.source, self.queue, clock=self._clock) if known.browse else ():
-            name = name_of(delivery, known)
-            if unmet[name] > 0:
-                unmet[name] -= 1
-                visible += 1
-        if visible or known.lease_s is None or not known.depth or known.depth_lags:
-            return visible
-        # Most do not show what is reserved. What we had in hand ourselves is settled or given back by now.
-        return min(unmet.total(), route.source.depth(self.queue).reserved or 0)
+        lines = self.ledger.lines_in(job.id, LineState.PLANNED, LineState.INTENT)
+        unmet = Counter(line.name for line in lines)
+        return 0 if route.log or not unmet else still_there(route.source, self.queue, unmet, self._clock)
 
     # -- parts
 

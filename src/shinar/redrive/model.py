@@ -67,10 +67,6 @@ class Spec(msgspec.Struct, frozen=True):
     #: Name of a repair for records that are nearly envelopes; see letters.repair.
     repair: str = ""
 
-    @property
-    def patches(self) -> bool:
-        return bool(self.sets or self.patch)
-
 
 class Receipt(msgspec.Struct, frozen=True):
     """selected = published + skipped + failed + left; a finished job has nothing left."""

@@ -85,16 +85,20 @@ def make_plan(
         names = [name_of(letter.delivery, traits) for letter in page]
         picked = [pair for pair in zip(page, names, strict=True) if chosen(pair[0])]
         plan.looked += len(page)
-        decided = _decided(plan, picked, checks, limit)
-        lines = record([_line(*one) for one in decided])
-        for line, (letter, _, made) in zip(lines, decided, strict=True):
-            _count(plan, line, letter, made)
-        going = {line.name for line in lines if line.state == LineState.PLANNED}
+        going = _recorded(plan, _decided(plan, picked, checks, limit), record)
         plan.anchor = plan.anchor or next((x.position or x.digest for x in names if x not in going), "")
         if limit is not None and plan.selected >= limit and plan.anchor:
             plan.complete = False
             break
     return plan
+
+
+def _recorded(plan: Plan, decided: Sequence[tuple[Letter, Name, Decision]], record: Record) -> set[Name]:
+    """The names of what goes."""
+    lines = record([_line(*one) for one in decided])
+    for line, (letter, _, made) in zip(lines, decided, strict=True):
+        _count(plan, line, letter, made)
+    return {line.name for line in lines if line.state == LineState.PLANNED}
 
 
 def _decided(

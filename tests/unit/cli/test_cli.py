@@ -224,9 +224,9 @@ def test_typing_errors_get_a_suggestion(
 @pytest.mark.parametrize(
     ("broker", "form"),
     [
-        ("mysql://localhost/orders", "mysql://host/database/queue"),
-        ("sqlite:///q.db", "sqlite:///path/to/file?queue=name"),
-        ("redis://localhost", "redis://host/queue"),
+        ("mysql://localhost/orders", "mysql://localhost/shop/orders"),
+        ("sqlite:///q.db", "sqlite:///var/lib/app/queue.db?queue=orders"),
+        ("redis://localhost", "redis://localhost/orders"),
     ],
 )
 def test_a_missing_queue_is_told_in_the_brokers_own_form(

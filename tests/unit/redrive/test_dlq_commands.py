@@ -252,19 +252,20 @@ def test_the_repair_leaves_other_poison_alone(url: str, run: Run) -> None:
 
 @pytest.mark.live("redis")
 def test_messages_that_cannot_be_browsed_are_mentioned(live_server: Callable[..., Any], run: Run) -> None:
-    """A Redis list does not show a reservation, and not even a lapsed one until somebody reserves."""
-    url = f"{live_server('redis').url}/unseen-{uuid.uuid4().hex[:8]}.dlq?lease_s=1"
-    bodies = [body(n, "orders") for n in range(12)]
-    queue = url.rpartition("/")[2].partition("?")[0]
-    publish(url, *bodies, queue=queue)
-    broker = connect(url)
+    """A reservation is not shown until its lease has ended."""
+    server, name = live_server("redis").url, f"unseen-{uuid.uuid4().hex[:8]}.dlq"
+    publish(f"{server}/{name}", *(body(n, "orders") for n in range(12)), queue=name)
+    broker = connect(f"{server}/{name}?lease_s=60")
     try:
-        assert len(broker.reserve(queue, 5, 1.0)) == 5
-        for pause_s in (0.0, 1.5):
-            time.sleep(pause_s)
-            for words in (["dlq", "summary", url], ["redrive", url, "--dry-run"]):
-                _, _, err = run(*words)
-                assert "5 more messages cannot be browsed now" in err
+        held = broker.reserve(name, 5, 1.0)
+        _, _, err = run("dlq", "summary", f"{server}/{name}")
+        assert "5 more messages cannot be browsed now" in err
+        _, (plan,), _ = run("redrive", f"{server}/{name}", "--dry-run")
+        assert (plan["looked"], plan["reserved"]) == (7, 5)
+        broker.extend(held, 0.2)
+        time.sleep(0.5)
+        _, (plan,), _ = run("redrive", f"{server}/{name}", "--dry-run")
+        assert (plan["looked"], plan["reserved"]) == (12, 0)
     finally:
         broker.close()
 

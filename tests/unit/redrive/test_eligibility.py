@@ -48,7 +48,7 @@ def why(dlq: str, said: str, spec: Spec | None = None, traits: Traits = SOURCE, 
 
 
 def test_a_letter_reaches_its_own_queue_only() -> None:
-    sqs = Traits(name="sqs", dlq_suffix="-dlq")
+    sqs = Traits(name="sqs", dlq_suffix="-dlq", kind_suffix=".fifo")
     native = Traits(name="x", native_dlq_suffix="/$DeadLetterQueue")
     assert why("orders.dlq", "orders") == ""
     assert why("orders-dlq.fifo", "orders.fifo", traits=sqs) == ""

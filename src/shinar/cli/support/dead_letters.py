@@ -135,18 +135,14 @@ def say_skipped(args: argparse.Namespace, chosen: Chosen) -> None:
         note(f"--where raised an error for {plural(chosen.skipped, 'dead letter')}; they were left out")
 
 
-def say_unseen(args: argparse.Namespace, broker: Broker, queue: str, seen: int) -> None:
-    """After a whole queue was browsed: what it holds and did not show. A Redis list shows nothing of a
-    reservation, not even of one that lapsed, until somebody reserves again."""
-    known = broker.traits
-    if args.quiet or not (known.browse and known.depth) or known.depth_lags or known.replayable:
-        return
-    depth = broker.depth(queue)
-    unseen = (depth.ready or 0) + (depth.reserved or 0) - seen
-    if unseen > 0:
+def say_unseen(args: argparse.Namespace, broker: Broker, queue: str) -> None:
+    """After a whole queue was browsed: what it holds and did not show."""
+    from shinar.redrive.letters.read import reserved_count
+
+    if not args.quiet and (unseen := reserved_count(broker, queue)):
         note(
             f"{plural(unseen, 'more message')} cannot be browsed now: reserved by a consumer, or by one that "
-            "has ended. They appear once their leases end and somebody reserves"
+            "has ended. They appear once their leases end"
         )
 
 

@@ -34,4 +34,4 @@ def say_missing(url: Any, queue: str) -> None:
     from shinar.brokers.phpmq import SCHEMES
 
     if url.scheme in SCHEMES and not queue_exists(url, queue):
-        print(f"note: no such queue: {printable(queue)}; see `shinar broker queues`", file=sys.stderr)
+        print(f"note: no such queue: '{printable(queue)}'; see `shinar broker queues`", file=sys.stderr)

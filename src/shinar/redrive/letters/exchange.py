@@ -6,7 +6,6 @@ The exact body and what travelled beside it, enough to publish the message again
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -46,19 +45,17 @@ def imported(row: object) -> tuple[str, Outgoing]:
         )
     if not isinstance(queue, str) or not (key is None or isinstance(key, str)):
         raise ContractError("must be a text", pointer="/key" if isinstance(queue, str) else "/queue")
+    raw = _bytes(body, row["body_encoding"], "/body")
+    return queue, Outgoing(raw, _headers(row), None if key is None else _bytes(key, "base64", "/key"))
+
+
+def _headers(row: Mapping[Any, Any]) -> dict[str, str]:
     headers = row.get("headers") or {}
     if not isinstance(headers, Mapping) or any(
         not isinstance(text, str) for one in headers.items() for text in one
     ):
         raise ContractError("must be an object of texts", pointer="/headers")
-    try:
-        raw = body.encode("utf-8") if row["body_encoding"] == "utf-8" else _bytes(body)
-    except (UnicodeEncodeError, binascii.Error, ValueError):
-        raise ContractError(f"is not {row['body_encoding']}", pointer="/body") from None
-    try:
-        return queue, Outgoing(raw, dict(headers), None if key is None else _bytes(key))
-    except (binascii.Error, ValueError):
-        raise ContractError("is not base64", pointer="/key") from None
+    return dict(headers)
 
 
 def plain(value: object) -> str:
@@ -66,5 +63,10 @@ def plain(value: object) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text.encode("ascii"), validate=True)
+def _bytes(text: str, encoding: str, pointer: str) -> bytes:
+    try:
+        if encoding == "utf-8":
+            return text.encode("utf-8")
+        return base64.b64decode(text.encode("ascii"), validate=True)
+    except ValueError:  # half a surrogate pair; or what base64 does not have
+        raise ContractError(f"is not {encoding}", pointer=pointer) from None

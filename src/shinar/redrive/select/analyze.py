@@ -7,7 +7,7 @@ no rule for VOID the result is NULL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from shinar.redrive.select.numbers import arithmetic, rounded, signed
@@ -114,13 +114,9 @@ def _in(_name: str, value: Typed, *listed: Typed) -> Typed:
     run = cast(value, type_).run
     choices = [cast(one, type_) for one in listed]
     equal = (DOUBLE_COMPARISONS if type_ == DOUBLE else COMPARISONS)["="]
-    if type_ != DOUBLE and all(one.constant for one in choices):
-        try:
-            values = [one.run([]) for one in choices]
-        except FAULTS:
-            values = None
-        if values is not None:
-            return _in_set(run, frozenset(values) - {None}, None in values)
+    values = _constants(choices) if type_ != DOUBLE else None
+    if values is not None:
+        return _in_set(run, frozenset(values) - {None}, None in values)
     runs = [one.run for one in choices]
 
     def found(row: Row) -> bool | None:
@@ -137,6 +133,16 @@ def _in(_name: str, value: Typed, *listed: Typed) -> Typed:
         return None if unknown else False
 
     return Typed(BOOLEAN, found)
+
+
+def _constants(choices: Sequence[Typed]) -> list[Any] | None:
+    """The values, where all are known before the first row and none raises."""
+    if not all(one.constant for one in choices):
+        return None
+    try:
+        return [one.run([]) for one in choices]
+    except FAULTS:
+        return None
 
 
 def _in_set(run: Run, choices: frozenset[Any], or_null: bool) -> Typed:

@@ -75,22 +75,31 @@ def checked(tokens: list[Token], refused: Refused) -> list[Token]:
             raise refused.at(
                 token.start, f"is nested too deeply: more than {MAX_BRACKETS} parentheses are open"
             )
-        if found and found[-1].token_type is T.DOT and re.fullmatch(r"\w+", token.text):
+        before = found[-1] if found else None
+        if before is not None and before.token_type is T.DOT and re.fullmatch(r"\w+", token.text):
             token.token_type = T.VAR  # a member may be called `from` or `order`
         elif kind is T.STRING:
             token.text = _unescaped(token, refused)
-            before = found[-1] if found else None
             if before is not None and before.token_type is T.STRING:
-                # 'it''s' arrives as two tokens that touch; 'a' 'b' are two literals that Spark joins.
-                before.text += ("'" if before.end + 1 == token.start else "") + token.text
-                before.end = token.end
+                _join(before, token)
                 continue
-        elif kind is T.DCOLON and refused.text[token.start : token.end + 1] != "::":
-            raise refused.at(token.start, "a number with a suffix is not supported; use CAST")
-        elif kind not in _ALLOWED:
-            raise refused.at(token.start, f"{token.text!r} is not supported")
+        else:
+            _require_allowed(token, refused)
         found.append(token)
     return found
+
+
+def _require_allowed(token: Token, refused: Refused) -> None:
+    if token.token_type is T.DCOLON and refused.text[token.start : token.end + 1] != "::":
+        raise refused.at(token.start, "a number with a suffix is not supported; use CAST")
+    if token.token_type not in _ALLOWED:
+        raise refused.at(token.start, f"{token.text!r} is not supported")
+
+
+def _join(before: Token, token: Token) -> None:
+    """'it''s' arrives as two tokens that touch; 'a' 'b' are two literals that Spark joins."""
+    before.text += ("'" if before.end + 1 == token.start else "") + token.text
+    before.end = token.end
 
 
 def _unescaped(token: Token, refused: Refused) -> str:

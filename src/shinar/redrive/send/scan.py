@@ -7,6 +7,7 @@ to the back, the queue is turned round once, batch by batch; a log is only read.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -15,7 +16,7 @@ from shinar.brokers import Broker, Delivery
 from shinar.clock import SYSTEM, Clock
 from shinar.errors import BrokerError, Unsupported
 from shinar.redrive.letters.held import Held
-from shinar.redrive.letters.letter import name_of
+from shinar.redrive.letters.letter import Name, name_of
 from shinar.redrive.letters.read import browse, unreached
 from shinar.redrive.send.sender import MatchedLetter
 
@@ -29,6 +30,10 @@ MOST_HELD: Final = 250_000
 LAPSE_MARGIN_S: Final = 3.0
 #: How long a queue must be silent before it counts as read to its end.
 QUIET_S: Final = 2.0
+HELD_ELSEWHERE: Final = (
+    "{count} of them are in the queue and were not handed out: another consumer of it holds them, or has "
+    "them prefetched; stop it and resume"
+)
 
 #: Sends a batch; returns what is still reserved.
 Send = Callable[[Sequence[MatchedLetter]], list[Delivery]]
@@ -195,3 +200,19 @@ class QueuePass:
                 told = True
                 self._waits(lease_s + LAPSE_MARGIN_S)
             self._clock.sleep(0.2)
+
+
+def still_there(broker: Broker, queue: str, unmet: Counter[Name], clock: Clock) -> int:
+    """How many of the letters that were not handed out are in the queue all the same."""
+    known = broker.traits
+    left = Counter(unmet)
+    visible = 0
+    for delivery in browse(broker, queue, clock=clock) if known.browse else ():
+        name = name_of(delivery, known)
+        if left[name] > 0:
+            left[name] -= 1
+            visible += 1
+    if visible or known.lease_s is None or not known.depth or known.depth_lags:
+        return visible
+    # Most do not show what is reserved. What we had in hand ourselves is settled or given back by now.
+    return min(left.total(), broker.depth(queue).reserved or 0)

@@ -14,11 +14,15 @@ from shinar.errors import ConfigError
 from shinar.printable import printable
 
 if TYPE_CHECKING:
-    from shinar.cli.support.settings import Settings
     from shinar.redrive import Job, Ledger
 
 
-def show_list(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+def run(args: argparse.Namespace, ledger: Ledger) -> int:
+    verbs = {"list": show_list, "status": show_status, "cancel": cancel, "undo-plan": undo_plan}
+    return verbs[args.what](args, ledger)
+
+
+def show_list(args: argparse.Namespace, ledger: Ledger) -> int:
     jobs = ledger.jobs(args.limit or 50)
     if not jobs and not args.quiet:
         print("the ledger has no redrives yet", file=sys.stderr)
@@ -32,7 +36,7 @@ def show_list(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> 
     return 0
 
 
-def show_status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+def show_status(args: argparse.Namespace, ledger: Ledger) -> int:
     job = ledger.job(args.id)
     receipt = ledger.receipt(job.id)
     if args.json:
@@ -49,7 +53,7 @@ def show_status(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -
     return 0 if receipt.adds_up else 1
 
 
-def cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+def cancel(args: argparse.Namespace, ledger: Ledger) -> int:
     from shinar.redrive import JobState
 
     job = ledger.job(args.id)
@@ -59,10 +63,10 @@ def cancel(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int
         )
     if ledger.cancel(job.id) and not args.quiet:
         print("the process that runs it stops after the current batch", file=sys.stderr)
-    return show_status(args, _settings, ledger) and 0
+    return show_status(args, ledger) and 0
 
 
-def undo_plan(args: argparse.Namespace, _settings: Settings, ledger: Ledger) -> int:
+def undo_plan(args: argparse.Namespace, ledger: Ledger) -> int:
     """Which messages went where: what somebody needs who wants them out of the target again."""
     from shinar.redrive import LineState
 

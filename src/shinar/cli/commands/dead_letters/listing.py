@@ -115,15 +115,7 @@ def _details(letter: Letter) -> dict[str, Any]:
 def _text(row: dict[str, Any]) -> str:
     """The dead letter in full. A text of the message keeps to its own line."""
     lines = [f"--- {_one(row['id'] or row['position'])}  {row['nature']}  {row['fingerprint']}"]
-    if row["failed_at"] is None and row["original_queue"] is None:
-        lines.append(
-            f"died     not recorded; made {time_text(row['created_at'])}, attempts {row['attempts']}"
-        )
-    else:
-        queue = _one(row["original_queue"] or "a queue that is not recorded")
-        lines.append(f"died     {time_text(row['failed_at'])} on {queue}, attempts {row['attempts']}")
-    causes = [_one(text) for text in (row["exception"] or row["reason"], row["error"]) if text]
-    lines.append(f"error    {': '.join(causes) or 'not recorded'}")
+    lines += _death(row)
     if row["sent_back_by"]:
         lines.append(f"again    already sent back by redrive {row['sent_back_by']}; the log keeps it")
     if row["redriven"]:
@@ -138,6 +130,19 @@ def _text(row: dict[str, Any]) -> str:
     else:
         lines.append(f"raw      {_one(row['raw_text'])}\nbytes    {row['raw_hex']}")
     return "\n".join(lines) + "\n"
+
+
+def _death(row: dict[str, Any]) -> list[str]:
+    if row["failed_at"] is None and row["original_queue"] is None:
+        died = f"not recorded; made {time_text(row['created_at'])}"
+    else:
+        queue = _one(row["original_queue"] or "a queue that is not recorded")
+        died = f"{time_text(row['failed_at'])} on {queue}"
+    causes = [_one(text) for text in (row["exception"] or row["reason"], row["error"]) if text]
+    return [
+        f"died     {died}, attempts {row['attempts']}",
+        f"error    {': '.join(causes) or 'not recorded'}",
+    ]
 
 
 def _one(value: object) -> str:

@@ -46,8 +46,8 @@ EXAMPLES: Final = f"""examples:
 {WHERE_HELP}
 Exit code 0 means that every selected message is accounted for.
 """
-#: verb -> function of the module `jobs`
-VERBS: Final = {"list": "show_list", "status": "show_status", "cancel": "cancel", "undo-plan": "undo_plan"}
+#: Those of the module `jobs`, which is not imported before one of them is asked for.
+VERBS: Final = ("list", "status", "cancel", "undo-plan")
 RESUME: Final = "resume"
 #: As in shinar.redrive.letters.repair and shinar.redrive.lake, which --help must not import.
 REPAIRS: Final = ("php-empty-data",)
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
             if args.what == RESUME:
                 return _resume(args, settings, ledger)
             jobs = importlib.import_module("shinar.cli.commands.dead_letters.jobs")
-            code: int = getattr(jobs, VERBS[args.what])(args, settings, ledger)
+            code: int = jobs.run(args, ledger)
             return code
         args.url = args.what
         return _send(args, settings_of(args), ledger)

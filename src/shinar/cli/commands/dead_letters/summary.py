@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             if sent.count and not args.quiet:
                 note(f"{sent.count:,} more are in this log and were sent back before; they are left out")
             say_skipped(args, chosen)
-            say_unseen(args, broker, queue, progress.count)
+            say_unseen(args, broker, queue)
         if not found.total and not args.quiet:
             say_missing(*address(args, settings_of(args)))
     rows = found.rows(since_ms(args.new_since))[: args.limit]
