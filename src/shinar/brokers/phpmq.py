@@ -61,6 +61,7 @@ def traits(url: BrokerUrl) -> Traits:
         stable_position=True,
         atomic_move=True,
         release_counts=True,
+        release_uncounted=True,
     )
 
 
