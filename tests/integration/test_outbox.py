@@ -174,7 +174,7 @@ def test_a_wrong_message_is_refused_before_anything_is_written(shop: Shop, relay
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"headers": {"tenant": 42}}, "has a int where text belongs"),
+        ({"headers": {"tenant": 42}}, "must be text, not int"),
         ({"headers": {"tenant": "\ud800"}}, "surrogate"),
         ({"key": "k"}, "bytes, not str"),
         ({"delay_s": float("nan")}, "nan"),

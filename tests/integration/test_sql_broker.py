@@ -32,6 +32,7 @@ from shinar.errors import (
     ContractError,
     QueueMissing,
     StoreError,
+    Unsupported,
     UsageError,
 )
 
@@ -101,22 +102,22 @@ def test_a_name_no_database_could_keep_is_refused(queue: str, url_of, opened) ->
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (Outgoing(b"2", {"tenant": 42}), "str to int"),
-        (Outgoing(b"2", {42: "tenant"}), "int to str"),
+        (Outgoing(b"2", {"tenant": 42}), "must be text, not int"),
+        (Outgoing(b"2", {42: "tenant"}), "must be text, not int"),
         (Outgoing(b"2", {"tenant": "\ud800"}), "surrogate"),
         (Outgoing(b"2", key="k"), "bytes, not str"),
         (Outgoing(b"2", key=5), "bytes, not int"),
         (Outgoing(b"2", delay_s=float("nan")), "nan"),
         (Outgoing(b"2", delay_s=float("inf")), "inf"),
-        (Outgoing(b"2", delay_s=1e300), "clock"),
+        (Outgoing(b"2", delay_s=1e300), "longest delay"),
     ],
 )
 def test_what_could_not_be_read_again_is_refused(bad: Outgoing, text: str, url_of, opened) -> None:
     url = url_of("sqlite")
     broker = opened(url)
-    with pytest.raises(ContractError, match=text):
+    with pytest.raises((ContractError, Unsupported), match=text):
         broker.publish("q", [Outgoing(b"1"), bad])
-    with sqlite3.connect(parse(url).path) as mine, pytest.raises(ContractError, match=text):
+    with sqlite3.connect(parse(url).path) as mine, pytest.raises((ContractError, Unsupported), match=text):
         enqueue(mine, "q", [Outgoing(b"1"), bad], prefix=parse(url).option("prefix"))
     assert broker.depth("q").ready == 0
     broker.publish("q", [Outgoing(b"3")])

@@ -94,7 +94,7 @@ def check_header(name: Any, text: Any) -> None:
     for part in (name, text):
         if not isinstance(part, str):
             raise ContractError(
-                f"header {name!r} has a {type(part).__name__} where text belongs: write str(...)"
+                f"header {name!r}: names and values must be text, not {type(part).__name__}; write str(...)"
             )
         if not part.isascii() and _SURROGATE.search(part):
             raise ContractError(f"header {name!a} has a lone surrogate; send text that UTF-8 can write")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -213,11 +214,11 @@ class Pool:
         now_s = self._clock.monotonic_s
         started_s = now_s()
         done, part = 0, 1
+        # Only another thread could take the rest of a slow chunk; with one, it would lose its place.
+        longest_s = 2 * CHUNK_S if len(self._threads) > 1 else math.inf
         # A look at the clock after 1 message, 2 more, 4 more: a bad guess is noticed at once, and a good
         # one hardly costs a look.
-        while done < len(chunk) and (
-            done == 0 or not (self._ends(chunk) or now_s() - started_s > 2 * CHUNK_S)
-        ):
+        while done < len(chunk) and (done == 0 or not (self._ends(chunk) or now_s() - started_s > longest_s)):
             outcomes.extend(filter(None, map(self._process, chunk[done : done + part])))
             done += part
             part = min(2 * part, MAX_PART)
