@@ -15,6 +15,7 @@ def test_every_test_file_is_in_exactly_one_group() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert sorted(module.ORDER) == sorted(module.GROUPS)
     found: Counter[Path] = Counter()
     for words in module.GROUPS.values():
         ignored = [ROOT / word.partition("=")[2] for word in words if word.startswith("--ignore=")]

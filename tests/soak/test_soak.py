@@ -11,7 +11,7 @@ import servers
 from soak.run import BROKERS, soak
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
-SECONDS = 40.0
+SECONDS = 25.0
 
 
 @pytest.mark.chaos

@@ -62,6 +62,7 @@ _SQLITE: Final = Row(
     example="sqlite:///var/lib/app/queue.db?queue=orders",
     path="file",
     page="sql.md",
+    place_options=frozenset({"prefix"}),
 )
 _REDIS: Final = Row(
     module="shinar.brokers.redis.broker",
