@@ -3,7 +3,7 @@ processes share the cores well; each starts only the servers its tests need. A h
 run once more, alone: what passes then failed for want of a core, is named as such, and does not fail the
 run; what fails again does.
 
-    python tests/run.py            every group at once, one summary
+    python tests/run.py            every group, a few at a time, one summary
     python tests/run.py contract   only these groups
 """
 
