@@ -313,3 +313,27 @@ def write_table(lake: Path, name: str, bodies: list[bytes]) -> None:
     pq.write_table(pa.table(columns), folder / "part.parquet")
     files = tables.describe(store.root / name, [folder / "part.parquet"])
     assert store.commit(tables.Commit(name, "job", 0, files, tables.packed(shape)))
+
+
+def test_byte_identical_rows_of_a_lake_are_counted(run: Run, tmp_path: Path) -> None:
+    """Redis gives no position: three equal dead letters are three, however many redrives it takes."""
+    write_table(tmp_path / "lake", "dead_letters", [body(0, "orders")] * 3 + [body(1, "orders")])
+    target = f"sqlite://{tmp_path}/target.db"
+    words = ("redrive", "--lake", "lake", "--to", target)
+    _, (first,), _ = run(*words, "--limit", "1", "--yes", "--quiet")
+    _, (plan,), _ = run(*words, "--dry-run")
+    _, (rest,), _ = run(*words, "--yes", "--quiet")
+    _, (after,), _ = run(*words, "--dry-run")
+    assert (first["published"], plan["already"], plan["sendable"]) == (1, 1, 3)
+    assert (rest["published"], after["already"], after["selected"]) == (3, 4, 0)
+    assert len(bodies_of(target, "orders")) == 4
+
+
+def test_the_ledger_knows_a_repaired_message_by_its_id(url: str, run: Run) -> None:
+    for _ in range(2):
+        publish(url, PHP_EMPTY)
+        _, (receipt,), _ = run("redrive", url, "--repair", "php-empty-data", "--yes", "--quiet")
+        assert receipt["published"] == 1
+    publish(url, PHP_EMPTY)
+    _, (plan,), _ = run("redrive", url, "--repair", "php-empty-data", "--dry-run")
+    assert plan["why_skipped"] == {"loop": 1}
