@@ -294,7 +294,7 @@ class Settler:
             "%s: %s",
             outcome.event,
             described(error),
-            exc_info=error if shown and isinstance(error, BaseException) else None,
+            exc_info=_traceback_of(error) if shown else None,
             extra={
                 "outcome": str(decision.action),
                 "queue": outcome.delivery.queue,
@@ -304,6 +304,17 @@ class Settler:
                 "trace_id": message.trace_id if message else None,
             },
         )
+
+
+def _traceback_of(error: BaseException | str | None) -> BaseException | None:
+    """What a log may show the traceback of. Not every formatter survives a `__str__` that raises."""
+    if not isinstance(error, BaseException):
+        return None
+    try:
+        str(error)
+    except Exception:  # somebody else's class; `described` says so in its place
+        return None
+    return error
 
 
 def described(error: BaseException | str | None) -> str:
