@@ -126,7 +126,16 @@ def passes_alone(groups: list[str]) -> bool:
 
 def start(name: str) -> subprocess.Popen[bytes]:
     with (LOGS / f"{name}.log").open("wb") as log:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *GROUPS[name]]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--durations=10",
+            *GROUPS[name],
+        ]
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
 
