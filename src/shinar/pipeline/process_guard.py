@@ -11,11 +11,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Container
 from pathlib import Path
 from typing import Final
-
-from shinar.clock import SYSTEM
 
 #: Time the JVM has to end by itself after the driver.
 GRACE_S: Final = 8.0
@@ -94,10 +93,10 @@ def _watch(pid: int) -> None:
     if stat is None:
         return
     family = {**below(pid), pid: stat[1]}
-    end_s = SYSTEM.monotonic_s() + GRACE_S
-    while SYSTEM.monotonic_s() < end_s and any(is_alive(*one) for one in family.items()):
+    end_s = time.monotonic() + GRACE_S
+    while time.monotonic() < end_s and any(is_alive(*one) for one in family.items()):
         family |= below(pid)
-        SYSTEM.sleep(_POLL_S)
+        time.sleep(_POLL_S)
     for one in family.items():
         _kill(*one)
 

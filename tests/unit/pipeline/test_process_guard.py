@@ -46,7 +46,9 @@ def test_children_end_with_their_driver(how: signal.Signals) -> None:
     assert driver.stdout is not None
     int(driver.stdout.readline())
     family: dict[int, str] = {}
+    end_s = time.monotonic() + 60
     while len(family) < 3:  # the child, its child, and the guard
+        assert time.monotonic() < end_s, "the guard did not start"
         family = process_guard.below(driver.pid)
         time.sleep(0.1)
     driver.send_signal(how)
