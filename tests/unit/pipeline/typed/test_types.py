@@ -255,7 +255,7 @@ def test_a_registry_follows_references(tmp_path: Path) -> None:
     found = {c.name: c.kind for c in load_registry(registry)["urn:x"].columns}
     assert found == {"amount": "decimal", "customer__name": "string", "tags": "strings"}
     (tmp_path / "parts/person.json").unlink()
-    with pytest.raises(ConfigError, match=r"person\.json: No such file"):
+    with pytest.raises(ConfigError, match=r"person\.json.*No such file"):
         load_registry(registry)
 
 
