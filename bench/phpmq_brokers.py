@@ -32,7 +32,7 @@ import pika
 import redis
 
 from shinar.brokers import Outgoing, connect
-from shinar.phpmq.client import PhpmqAddress, Client
+from shinar.phpmq.client import Client, PhpmqAddress
 from shinar.phpmq.protocol import Acknowledge, Consume, Decoder, Dispatch, Limits, Send, encode
 from shinar.phpmq.protocol import extension as ext
 
