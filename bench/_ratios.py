@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-#: "27.2x" or "83 %": a ratio to the peer or the floor of the same run; what follows "goal" was not measured.
-_RATIO = re.compile(r"(\d+(?:\.\d+)?)\s?(x|%)")
+#: "27.2x", "83 %" or "0.57 of the bare client": a ratio to the peer or the floor of the same run. Higher is
+#: better in all of them; what follows "goal" was not measured.
+_RATIO = re.compile(r"(\d+(?:\.\d+)?)(?:\s?(?:x\b|%)| of the bare)")
 _NUMBER = re.compile(r"[\d,]+(?:\.\d+)?")
 
 Samples = dict[str, list[float]]
@@ -21,6 +22,8 @@ def ratios(output: str) -> dict[str, float]:
     """Every ratio of an output under the words before it; figures in those words differ from run to run."""
     found: dict[str, float] = {}
     for line in output.splitlines():
+        if line[:1].isdigit():  # says what was measured with: "300,000 bodies, 2 % broken"
+            continue
         for number, match in enumerate(_RATIO.finditer(line.partition("goal")[0])):
             words = _NUMBER.sub("#", " ".join(line[: match.start()].split()))
             found[f"{words} ({number})"] = float(match[1])

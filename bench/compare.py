@@ -42,6 +42,8 @@ def main() -> int:
                         samples.setdefault(label, []).append(value)
         finally:
             subprocess.run([*git, "remove", "--force", str(old)], check=True)
+    if not before.keys() & after.keys():
+        sys.exit(f"{args.script} printed no ratio that both commits have; there is nothing to compare")
     print(f"{args.script}: median (range) of {args.rounds} rounds; before is {args.revision}")
     for label in sorted(before.keys() & after.keys()):
         print(f"  {spread(before[label]):>28} -> {spread(after[label]):>28}   {label[:90]}")

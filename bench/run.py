@@ -43,6 +43,8 @@ def main() -> int:
             if found is None:
                 failed.append(script)
                 break
+            if not found:
+                print(f"{script} prints no ratio: a slide back does not show in it")
             for label, value in found.items():
                 results.setdefault(script, {}).setdefault(label, []).append(value)
     document = {

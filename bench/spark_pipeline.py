@@ -170,6 +170,8 @@ def compare(spark: SparkSession, args: argparse.Namespace, work: Path) -> None:
         best, cpu = min(walls[name]), min(cpus[name])
         told = f"{name:<18}{best:>8.2f}{args.rows / best:>12,.0f}{best / base:>11.2f}"
         print(f"{told}{cpu:>9.2f}{cpu / base_cpu:>8.2f}")
+    for name in (name for name in ways if name != "rewrite"):
+        print(f"{name}: {base / min(walls[name]):.1%} of a rewrite's rate")
     print("target: pipeline at most 5 × rewrite")
 
 
